@@ -46,6 +46,7 @@ from messagestore.errors import (
 )
 from messagestore.files.broker_name import read_broker_name, write_broker_name
 from messagestore.files.disk import Disk
+from messagestore.files.file_systems import warn_of_network
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root, other_names, writable_by_others
 from messagestore.files.writer_lock import Attachment, WriterLock, attach
@@ -338,6 +339,7 @@ class AttachedStore:
                 if not held:
                     self._hold_root()
                 _warn_of_others(self.paths.root)
+                warn_of_network(self.paths.root)
                 _warn_of_hard_links(self.disk, self.paths)
                 self._attachment = attach(self.paths.root, self.disk)
                 self._move(PresenceEvent.ATTACH)

@@ -5,40 +5,17 @@ A probe makes one file in the folder, tries the kernel's calls on it as a writer
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
 import os
-import re
 import tempfile
 from dataclasses import dataclass
 
 from messagestore.errors import StoreError, StoreLockedError
+from messagestore.files.file_systems import MEMORY, is_network, mounted
 from messagestore.files.writer_lock import WriterLock
 
-_NETWORK = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ocfs2",
-        "gfs2",
-        "fuse",
-        "virtiofs",
-    ]
-)
-MEMORY = frozenset(["tmpfs", "ramfs"])
-"""File systems whose files are gone after a reboot."""
 _TRIED = frozenset(["ext4", "xfs"])
 _UNSYNCHRONISED = 5
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -88,7 +65,7 @@ class FolderProbe:
     @property
     def on_network(self) -> bool:
         """Whether other hosts may write to the same files."""
-        return self.file_system in _NETWORK or self.file_system.startswith("fuse.")
+        return is_network(self.file_system)
 
     @property
     def tried(self) -> bool:
@@ -119,18 +96,6 @@ def probe_folder(path: str) -> FolderProbe:
         return FolderProbe(folder, kind, mount, locks=_locks(name), leases=_leases(name), free_size=free)
     finally:
         os.unlink(name)
-
-
-def mounted(folder: str) -> tuple[str, str]:
-    """The kind of a folder's file system, and where it begins."""
-    best = ("unknown", "/")
-    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields.split()[4])
-            if (folder + "/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best[1]):
-                best = (rest.split()[0], mount)
-    return best
 
 
 def _locks(name: str) -> str:

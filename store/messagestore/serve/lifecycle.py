@@ -1,10 +1,11 @@
 """Starts and ends the server of a store.
 
     bind the address     a port that is taken ends everything before the store is touched
-    take spark/serve     one server a store; the file names its address, its run and its process
+    answer probes        requests get 503 until the store is recovered, and /readyz says why
     recover              as the next writer would, so that what is served is proven
+    take spark/serve     one server a store; the file names its address, its run and its process
     sweep                what writers that died before left in the staging folder
-    answer
+    answer requests
 
 A server writes as every writer does: it takes the writer lock for one commit at a time. At its end it refuses new
 requests, waits for those that run, closes the store as in a detach, and gives up the lock.
@@ -59,6 +60,8 @@ class ServedStore:
         As `Tokens` has it; empty: nobody is asked for a token.
     metrics : function, optional
         The figures of the store, in Prometheus' text format.
+    disk : Disk, optional
+        By which the server looks for room, and sweeps.
     """
 
     def __init__(
@@ -77,8 +80,9 @@ class ServedStore:
         client_ca_file: str = "",
         token_file: str = "",
         metrics: Callable[[], bytes] = lambda: b"",
+        disk: Disk | None = None,
     ) -> None:
-        self.paths, self.config, self.disk = Paths(root), config or StoreConfig(), Disk()
+        self.paths, self.config, self.disk = Paths(root), config or StoreConfig(), disk or Disk()
         self.read_only, self._create = read_only, create
         missing = [name for name, given in (("--cert-file", cert_file), ("--token-file", token_file)) if not given]
         if missing and not insecure and not _is_loopback(host):
@@ -102,7 +106,7 @@ class ServedStore:
         self._lock: WriterLock | None = None
         hosted = Hosted(self.paths.root, self.config, read_only=read_only)
         service = Service(
-            hosted, limits, access, instance_id=self.instance_id, is_ready=self._not_ready, metrics=metrics
+            hosted, limits, access, instance_id=self.instance_id, not_ready=self._not_ready, metrics=metrics
         )
         self.server = Server(service, host, port, certificates)
 
@@ -131,14 +135,16 @@ class ServedStore:
                 f"make a new store with --create",
                 path=self.paths.root,
             )
-        self.server.bind()
+        service = self.server.service
+        service.recovering = True
+        self.server.start()
         try:
             self._prepare()
         except BaseException:
-            self.server.abandon()
+            self.server.stop()
             self._unlock()
             raise
-        self.server.start()
+        service.recovering = False
 
     def _prepare(self) -> None:
         if self.read_only:
@@ -180,11 +186,26 @@ class ServedStore:
 
     def _not_ready(self) -> str:
         """Why requests should go elsewhere, in words."""
+        if self.read_only:
+            return ""
         broker = probe_java(self.paths.root)
-        if broker is not None and not self.read_only:
+        if broker is not None:
             return f"{broker.words} holds the store"
         if self._lock is not None and not self._lock.intact():
             return "spark/serve was removed or replaced"
+        return self._no_room()
+
+    def _no_room(self) -> str:
+        """Why nothing can be written, in words: there is no room for a frame, or for a file's name."""
+        try:
+            free, names = self.disk.free(self.paths.root), self.disk.free_names(self.paths.root)
+        except OSError as error:
+            return f"the store's folder cannot be looked at ({error.strerror or error})"
+        needed = self.server.service.limits.frame
+        if free < needed:
+            return f"the disk is full: {free:,} bytes are free, and one frame of a client may have {needed:,}"
+        if names == 0:
+            return "the disk is full: its file system cannot make another file (inodes; `df -i` shows them)"
         return ""
 
 

@@ -204,7 +204,6 @@ class Server:
             self._http.ssl_adapter = LateHandshake(certificates)
         self._scheme = "http" if certificates is None else "https"
         self._host = host
-        self._is_bound = False
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -214,20 +213,15 @@ class Server:
         host, port = self._http.socket.getsockname()[:2]
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def bind(self) -> None:
-        """Listen at the address. Who connects waits until `start`."""
-        self._http.prepare()
-        self._is_bound = True
-
-    def abandon(self) -> None:
-        """Stop listening, if the server is not started after all."""
-        self._http.stop()
-        self.service.hosted.close()
-
     def start(self) -> None:
-        """Answer in threads of this process."""
-        if not self._is_bound:
-            self.bind()
+        """Listen at the address, and answer in threads of this process.
+
+        Raises
+        ------
+        OSError
+            The address cannot be listened on.
+        """
+        self._http.prepare()
         for target, name in ((self._http.serve, "serve"), (self._watch, "serve-watch")):
             thread = threading.Thread(target=target, name=name, daemon=True)
             thread.start()

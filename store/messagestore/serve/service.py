@@ -1,8 +1,8 @@
 """Answers requests: checks who asks, calls the verb, and sends its answer or its error.
 
-The order of the checks is that of their cost, and all of them come before the body is read: is the server draining, is
+The order of the checks is that of their cost, and all of them come before the body is read: is the server at work, is
 the path one of ours, do both sides speak the same protocol, is the token valid, does its role allow the request, is
-there a place for a stream.
+there a place for a stream, may the client stage more.
 
 Threads: one per request that is being answered.
 """
@@ -47,10 +47,15 @@ class Service:
     access : Access, optional
     instance_id : str
         Which run of the server this is.
-    is_ready : function, optional
+    not_ready : function, optional
         Why the server is not ready, in words; empty if it is.
     metrics : function, optional
         The figures of the store, in Prometheus' text format.
+
+    Attributes
+    ----------
+    recovering, draining : bool
+        The server does not answer requests yet, or no more. Probes are answered.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Service:
         access: Access | None = None,
         *,
         instance_id: str = "",
-        is_ready: Callable[[], str] = lambda: "",
+        not_ready: Callable[[], str] = lambda: "",
         metrics: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self.hosted, self.limits = hosted, limits or Limits()
@@ -68,8 +73,8 @@ class Service:
         self.staged = StagedBytes(self.limits.staged, hosted.staged)
         self.access: Access = access or Everybody()
         self.instance_id = instance_id or uuid.uuid4().hex
-        self.draining = False
-        self._is_ready, self._metrics = is_ready, metrics
+        self.recovering = self.draining = False
+        self._not_ready, self._metrics = not_ready, metrics
         self._active = 0
         self._idle = threading.Condition()
 
@@ -99,7 +104,12 @@ class Service:
         if exchange.path == "/healthz":
             exchange.answer(200, b"alive\n")
             return
-        reason = "the server is draining" if self.draining else self._is_ready()
+        if self.draining:
+            reason = "the server is draining"
+        elif self.recovering:
+            reason = "the store is being recovered"
+        else:
+            reason = self._not_ready()
         exchange.answer(503 if reason else 200, f"{reason or 'ready'}\n".encode())
 
     def figures(self) -> bytes:
@@ -152,6 +162,8 @@ class _Request:
         exchange, service = self.exchange, self.service
         if service.draining:
             raise BusyError("the server is being stopped; another one will take its place")
+        if service.recovering:
+            raise BusyError("the server has just been started, and recovers the store")
         if exchange.path == "/metrics":
             self.verb = "metrics"
             self._authorize(OPERATE)

@@ -38,6 +38,7 @@ from messagestore.files.consume_queue import UNIT_DTYPE
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.counters import KNOWN_BATCHES, ORPHANS_DELETED, SKIPPED_BATCHES, count
 from messagestore.files.disk import Disk
+from messagestore.files.file_systems import MEMORY, mounted, warn_of_network, was_warned_of
 from messagestore.files.staging_files import Write, path_of, remove, sweep, sweep_write
 from messagestore.files.state import StateFile
 from messagestore.files.topics import Topics
@@ -45,7 +46,6 @@ from messagestore.files.writer_lock import probe_java
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.layout import FILLER_UNIT_SIZE
-from messagestore.inspect.host import MEMORY, mounted
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import (
     Identity,
@@ -524,6 +524,7 @@ class LocalWriter:
             )
         check_root(self.disk, self.paths)
         refuse_to_write(self.disk, self.paths, self.config)
+        warn_of_network(self.paths.root)
         self._check_staging()
         found = self._described(Identity.read(self.disk, self.paths.identity))
         if found.exists and not found.store_id:  # a broker's store
@@ -666,6 +667,7 @@ class LocalWriter:
     def _attached(self) -> AttachedStore:
         if self._ends_abruptly:
             detach_at_the_end()
+            was_warned_of(self.paths.root)  # `prepare` warns; Spark starts a process for each commit
         return self._make_attached(self.paths.root, self.config)
 
 
