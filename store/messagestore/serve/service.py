@@ -51,6 +51,8 @@ class Service:
         Why the server is not ready, in words; empty if it is.
     metrics : function, optional
         The figures of the store, in Prometheus' text format.
+    spoken : (int, int), optional
+        The oldest and the newest version of the protocol; None: those of this release.
 
     Attributes
     ----------
@@ -67,12 +69,13 @@ class Service:
         instance_id: str = "",
         not_ready: Callable[[], str] = lambda: "",
         metrics: Callable[[], bytes] = lambda: b"",
+        spoken: tuple[int, int] | None = None,
     ) -> None:
         self.hosted, self.limits = hosted, limits or Limits()
         self.budget, self.counters = Budget(self.limits), Counters()
         self.staged = StagedBytes(self.limits.staged, hosted.staged)
         self.access: Access = access or Everybody()
-        self.instance_id = instance_id or uuid.uuid4().hex
+        self.instance_id, self.spoken = instance_id or uuid.uuid4().hex, spoken
         self.recovering = self.draining = False
         self._not_ready, self._metrics = not_ready, metrics
         self._active = 0
@@ -175,7 +178,7 @@ class _Request:
         if exchange.method != "POST":
             raise ProtocolError(f"found the method {exchange.method:.10}; allowed is POST")
         self.verb = verb
-        versions.check(exchange.header(versions.HEADER), "client")
+        versions.check(exchange.header(versions.HEADER), "client", service.spoken)
         self._authorize(role)
         if role == WRITE and self.hosted.read_only:
             raise AccessDeniedError("this server was started with --read-only, so nothing can be written through it")
@@ -237,7 +240,7 @@ class _Request:
         self.exchange.answer(200, {"value": values.to_json(value)}, self._headers())
 
     def _headers(self) -> list[tuple[str, str]]:
-        return [(versions.HEADER, versions.words()), (versions.REQUEST_ID, self.id)]
+        return [(versions.HEADER, versions.words(self.service.spoken)), (versions.REQUEST_ID, self.id)]
 
     # ---- streams
 

@@ -13,12 +13,13 @@ HEADER = "Messagestore-Protocol"
 REQUEST_ID = "X-Request-Id"
 
 
-def words(spoken: tuple[int, int] = SPOKEN) -> str:
-    """The value of the header."""
-    return f"{spoken[0]}-{spoken[1]}"
+def words(spoken: tuple[int, int] | None = None) -> str:
+    """The value of the header; None: of `SPOKEN`."""
+    oldest, newest = spoken or SPOKEN
+    return f"{oldest}-{newest}"
 
 
-def check(theirs: str, whose: str, ours: tuple[int, int] = SPOKEN) -> int:
+def check(theirs: str, whose: str, spoken: tuple[int, int] | None = None) -> int:
     """The newest version that both sides speak.
 
     Parameters
@@ -27,12 +28,15 @@ def check(theirs: str, whose: str, ours: tuple[int, int] = SPOKEN) -> int:
         The header of the other side.
     whose : str
         The other side, for the error.
+    spoken : (int, int), optional
+        What this side speaks; None: `SPOKEN`.
 
     Raises
     ------
     ProtocolError
         There is none. The message names both ranges.
     """
+    ours = spoken or SPOKEN
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", theirs)
     if match is None:
         raise ProtocolError(f"the {whose} does not say which protocol it speaks; allowed is one of {words(ours)}")
