@@ -25,7 +25,7 @@ from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, Write, encode, store_host_of
 from messagestore.spi import remote as clients
 from messagestore.spi.location import RemoteSettings
-from messagestore.spi.remote import RemoteReader, RemoteStores
+from messagestore.spi.remote import RemoteStores
 from messagestore.spi.wire import frames, parts
 from small import SMALL, bodies, columns, filled
 
@@ -110,23 +110,6 @@ def chunk(data: bytes) -> bytes:
 
 
 # ---- silent clients
-
-
-def test_clients_that_stop_in_the_middle_of_a_file_leave_nothing(root: str, server: Server):
-    """After the idle time they have no place, no thread and no file, and others were served meanwhile."""
-    store_id = settings().writer(server.url, SMALL, staging_ttl_s=60).prepare().store_id
-    silent = []
-    for _ in range(LIMITS.streams):
-        sock = connected(server)
-        sock.sendall(f"POST /v1/stage HTTP/1.1\r\n{HEADERS}Transfer-Encoding: chunked\r\n\r\n".encode())
-        sock.sendall(chunk(stage_begin(store_id)) + chunk(rows_frame())[:-100])
-        silent.append(sock)
-    budget = server.service.budget
-    until(lambda: len(staged_names(root)) == LIMITS.streams)
-    assert RemoteReader.describe(settings().reader(server.url)).store_id == store_id
-    until(lambda: (budget.streams, budget.memory, staged_names(root)) == (0, 0, []))
-    for sock in silent:
-        sock.close()
 
 
 def test_clients_that_connect_and_say_nothing_cost_no_thread(server: Server):
