@@ -77,12 +77,12 @@ def append_batch(
     """
     with _ready(writer, request):
         decision = _check_journal(writer, source, request, planned)
-        known = decision.known
-        if known is not None:
-            if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
+        stored = decision.known
+        if stored is not None:
+            if request.flush_disk_type == SYNC_FLUSH and stored.end > writer.synced_end:
                 writer.sync_to_end()  # it was appended with ASYNC_FLUSH, and is now acknowledged as synced
-                writer.note_flushed(known.end)
-            return known
+                writer.note_flushed(stored.end)
+            return stored
         writer.check_disk()
         end = writer.end.physical_offset
         plan = BatchPlan(
@@ -169,7 +169,7 @@ def restate_batches(writer: LogWriter, below: int) -> list[tuple[str, int]]:
             last = writer.journal.last(app_id)
             if last is not None:
                 _drop_vanished(writer, app_id, last.version)
-        restated = [each for each in newest_batches(writer.journal) if each[1].physical_offset < below]
+        restated = [batch for batch in newest_batches(writer.journal) if batch[1].physical_offset < below]
         for app_id, entry in restated:
             _restate(writer, app_id, entry)
         return [(app_id, entry.version) for app_id, entry in restated]
@@ -180,15 +180,15 @@ def newest_batches(journal: BatchJournal) -> list[tuple[str, JournalEntry]]:
 
     In each pair, the first is the app's id.
     """
-    found = []
+    batches = []
     for app_id in journal.app_ids():
         last = journal.last(app_id)
         if last is None:
             continue
         if last.query_id is None:
-            found += [(app_id, each) for each in journal.entries(app_id) if each.query_id is not None][-1:]
-        found.append((app_id, last))
-    return found
+            batches += [(app_id, entry) for entry in journal.entries(app_id) if entry.query_id is not None][-1:]
+        batches.append((app_id, last))
+    return batches
 
 
 def _restate(writer: LogWriter, app_id: str, entry: JournalEntry) -> None:
@@ -329,8 +329,8 @@ def _check_names(writer: LogWriter, plan: BatchPlan, free: int) -> None:
     for (topic, queue_id), count in plan.counts.items():
         queue, first = files.queue(topic, queue_id), plan.first_offsets[topic, queue_id]
         size = queue.file_size // UNIT.size
-        there = queue.end_file_queue_offset if queue.offsets else first // size * size
-        needed += max(0, -(-(first + count - there) // size))
+        end_of_files = queue.end_file_queue_offset if queue.offsets else first // size * size
+        needed += max(0, -(-(first + count - end_of_files) // size))
         needed += 0 if queue.offsets else 2  # the folders of the queue and, perhaps, of its topic
     if possible < needed:
         raise StoreFullError(

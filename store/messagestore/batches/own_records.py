@@ -29,7 +29,7 @@ def chunks_of(records: Sequence[bytearray], *, property_crc: bool) -> Chunks:
     rows = [(_row(data), data) for data in records]
     chunks = Chunks()
 
-    for position, same in itertools.groupby(rows, lambda each: _position(each[1])):
+    for position, same in itertools.groupby(rows, lambda row_and_data: _position(row_and_data[1])):
         part = list(same)
         columns = Rows.of([row for row, _ in part])
         starts = np.cumsum([0, *(row.size for row, _ in part)])

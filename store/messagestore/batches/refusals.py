@@ -22,11 +22,11 @@ _APP_ID = "txnAppId (app_id of MessageStoreSink)"
 # ---- which query the batches belong to
 
 
-def replaced(request: BatchRequest, known: Sequence[str]) -> QueryConflictError:
+def replaced(request: BatchRequest, query_ids: Sequence[str]) -> QueryConflictError:
     """Another query has taken the app over for good."""
     return QueryConflictError(
         f"app {request.app_id!r}: found version {request.version} of query {request.query_id}, which "
-        f"{f'query {known[-1]}' if known else 'the query of another checkpoint'} has replaced with "
+        f"{f'query {query_ids[-1]}' if query_ids else 'the query of another checkpoint'} has replaced with "
         "onNewQuery=continue. A replaced query is refused for good, and nothing of this batch was written. Stop "
         f"this query, or give it a {_APP_ID} of its own",
         app_id=request.app_id or "",
@@ -34,15 +34,15 @@ def replaced(request: BatchRequest, known: Sequence[str]) -> QueryConflictError:
     )
 
 
-def another_query(request: BatchRequest, known: str, last: JournalEntry) -> QueryConflictError:
+def another_query(request: BatchRequest, query_id: str, last: JournalEntry) -> QueryConflictError:
     """The app's batches are another query's."""
     return QueryConflictError(
         f"app {request.app_id!r}: found version {request.version} of query {request.query_id}, but the batches of this "
-        f"app in the store, up to version {last.version}, are of query {known}. Causes: two queries with one "
+        f"app in the store, up to version {last.version}, are of query {query_id}. Causes: two queries with one "
         f"{_APP_ID}; a checkpoint that was deleted, or a query without checkpointLocation. Allowed is one query "
         f"for each {_APP_ID}, and nothing of this batch was written. Give this query a {_APP_ID} of its own, or "
         "continue from the old checkpoint. To give the app to this query for good, set onNewQuery=continue. Its "
-        f"batches then count from 0 again, query {known} is refused from then on, and rows that both of them "
+        f"batches then count from 0 again, query {query_id} is refused from then on, and rows that both of them "
         "read are in the store twice",
         app_id=request.app_id or "",
         version=request.version,
@@ -125,12 +125,12 @@ def other_topics(
     entry: JournalEntry, request: BatchRequest, stored: Iterable[str], sent: Iterable[str]
 ) -> BatchConflictError:
     """The same rows came again for another topic."""
-    there, came = _listed(stored), _listed(sent)
+    before, now = _listed(stored), _listed(sent)
     return BatchConflictError(
-        f"app {request.app_id!r}: version {entry.version} is in the store with rows for {there}, and came again with "
-        f"rows for {came}. Allowed is one {_APP_ID} for each target, and nothing of this batch was written. If there "
+        f"app {request.app_id!r}: version {entry.version} is in the store with rows for {before}, and came again with "
+        f"rows for {now}. Allowed is one {_APP_ID} for each target, and nothing of this batch was written. If there "
         f"are two sinks, give the second one a {_APP_ID} of its own. If the topic of a sink was changed, write this "
-        f"batch with {there} again, and change the topic afterwards",
+        f"batch with {before} again, and change the topic afterwards",
         app_id=request.app_id or "",
         version=entry.version,
     )

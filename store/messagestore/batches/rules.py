@@ -166,19 +166,19 @@ def _replaced_by(files: StoreFiles, journal: BatchJournal, request: BatchRequest
     if query_id is None:
         return ()
 
-    known = journal.query_ids(app_id)
+    query_ids = journal.query_ids(app_id)
     if query_id in journal.replaced(app_id):
-        raise refused.replaced(request, known)
-    if not known or known[-1] == query_id:
+        raise refused.replaced(request, query_ids)
+    if not query_ids or query_ids[-1] == query_id:
         return ()
 
     last = journal.last(app_id)
     assert last is not None
     if request.on_new_query == "fail":
-        raise refused.another_query(request, known[-1], last)
+        raise refused.another_query(request, query_ids[-1], last)
     if request.version_source == SOURCE_SPARK and request.version:
         raise refused.taken_over_late(request, files.paths.root)
-    return tuple(known)
+    return tuple(query_ids)
 
 
 def _check_whose(entry: JournalEntry, last: JournalEntry, request: BatchRequest) -> None:
@@ -212,11 +212,11 @@ def _check_topics(
     batch: BatchRecord | None, entry: JournalEntry, topics: frozenset[str], request: BatchRequest
 ) -> None:
     """Refuse the same rows for another topic: they are not a replay, and a second sink must not lose them silently."""
-    found = set(batch.ranges) if batch is not None else set(entry.topics)
-    if (
-        found and topics and found != topics
-    ):  # a batch without rows has no topic; the digest shows whether rows are missing
-        raise refused.other_topics(entry, request, found, topics)
+    stored_topics = set(batch.ranges) if batch is not None else set(entry.topics)
+
+    # A batch without rows has no topic; the digest shows whether rows are missing.
+    if stored_topics and topics and stored_topics != topics:
+        raise refused.other_topics(entry, request, stored_topics, topics)
 
 
 def _check_origin(batch: BatchRecord | None, entry: JournalEntry, request: BatchRequest) -> None:

@@ -192,9 +192,14 @@ class StagingWriter:
         self.path = path
         self._finished = True
 
-        found = self._contents
+        contents = self._contents
         return StagedFile(
-            os.path.basename(path), self._size, end.crc, found.row_count, found.digest, tuple(sorted(found.topics))
+            os.path.basename(path),
+            self._size,
+            end.crc,
+            contents.row_count,
+            contents.digest,
+            tuple(sorted(contents.topics)),
         )
 
     def __enter__(self) -> Self:
@@ -428,8 +433,8 @@ def _chunks_of(disk: Disk, path: str, staged: StagedFile, *, keep: bool) -> list
 
     if (size, record.crc32(table)) != (staged.size, staged.crc):
         expected = f"{staged.size} bytes with CRC-32 {staged.crc:08x} at the end"
-        found = f"{size} bytes with {record.crc32(table):08x}"
-        raise ChecksumError(path, 0, expected, found, hint=_NOT_ITS_TASKS)
+        end_found = f"{size} bytes with {record.crc32(table):08x}"
+        raise ChecksumError(path, 0, expected, end_found, hint=_NOT_ITS_TASKS)
 
     name = _END.unpack_from(table, table_size - _END.size)[0].rstrip(b"\0").decode(errors="replace")
     if name != FORMAT:

@@ -204,22 +204,22 @@ class Delivery:
         """The number of the next message of each level that has a queue."""
         writer, files = self._writer, self._writer.files
         of_broker = self._of_broker_now()
-        known = delivered(files, writer.journal)
+        in_log = delivered(files, writer.journal)
         progress = {}
         for queue_id in queue_ids_of(files.disk, files.paths.root, SCHEDULE_TOPIC):
             level = queue_id + 1
             if files.queue(SCHEDULE_TOPIC, queue_id).offsets:
                 end = writer.numbers.next_offset(SCHEDULE_TOPIC, queue_id)
-                progress[level] = min(max(known.get(level, 0), of_broker.get(level, 0)), end)
+                progress[level] = min(max(in_log.get(level, 0), of_broker.get(level, 0)), end)
         return progress
 
     def _of_broker_now(self) -> dict[int, int]:
         """What `delayOffset.json` said when the store was opened, corrected as the queues and the log were then."""
         if self._of_broker is None:
-            known = delivered(self._writer.files, self._writer.journal)
+            in_log = delivered(self._writer.files, self._writer.journal)
             of_broker = self._file.load()
             self._of_broker = {
-                level: offset if offset <= known.get(level, 0) else self._possible(level, known.get(level, 0), offset)
+                level: offset if offset <= in_log.get(level, 0) else self._possible(level, in_log.get(level, 0), offset)
                 for level, offset in of_broker.items()
             }
         return self._of_broker
@@ -293,8 +293,8 @@ class Delivery:
 
     def _right(self) -> dict[int, int]:
         """What `delayOffset.json` has to say."""
-        of_broker, known = self._of_broker_now(), delivered(self._writer.files, self._writer.journal)
-        right = {level: max(known.get(level, 0), of_broker.get(level, 0)) for level in {*known, *of_broker}}
+        of_broker, in_log = self._of_broker_now(), delivered(self._writer.files, self._writer.journal)
+        right = {level: max(in_log.get(level, 0), of_broker.get(level, 0)) for level in {*in_log, *of_broker}}
         return {level: offset for level, offset in right.items() if offset or level in of_broker}
 
     def _save(self, progress: dict[int, int]) -> None:
@@ -519,14 +519,14 @@ def _real_queues(properties: pa.MapArray) -> tuple[list[str], NDArray[np.int64],
     n = len(properties)
     codes, queue_ids = np.full(n, -1, np.int64), np.full(n, -1, np.int32)
     rows, names = values_of(properties, REAL_TOPIC)
-    known = names.dictionary_encode()
-    codes[rows] = numpy_of(known.indices)
+    topics = names.dictionary_encode()
+    codes[rows] = numpy_of(topics.indices)
     rows, texts = values_of(properties, REAL_QID)
     numbers = texts.dictionary_encode()
     queue_ids[rows] = np.array([_queue_id(text) for text in numbers.dictionary.to_pylist()], np.int32)[
         numpy_of(numbers.indices)
     ]
-    return known.dictionary.to_pylist(), codes, queue_ids
+    return topics.dictionary.to_pylist(), codes, queue_ids
 
 
 def _queue_id(text: str) -> int:
@@ -553,8 +553,8 @@ def delivered_so_far(files: StoreFiles, journal: BatchJournal) -> dict[int, int]
     CorruptionError
         The file, or the BATCH record of the newest delivery, cannot be read.
     """
-    known, of_broker = delivered(files, journal), DelayOffsets(files.disk, files.paths.root).load()
-    return {level: max(known.get(level, 0), of_broker.get(level, 0)) for level in {*known, *of_broker}}
+    in_log, of_broker = delivered(files, journal), DelayOffsets(files.disk, files.paths.root).load()
+    return {level: max(in_log.get(level, 0), of_broker.get(level, 0)) for level in {*in_log, *of_broker}}
 
 
 def delivered(files: StoreFiles, journal: BatchJournal) -> dict[int, int]:

@@ -120,8 +120,8 @@ class HalfChecks:
         for part in _parts(due):
             if stopping(0):
                 return report
-            asked = self._put_back(part, now_ms, report)
-            answers = [end for half, message in asked if (end := _ask(check, half, message, report)) is not None]
+            asked_halves = self._put_back(part, now_ms, report)
+            answers = [end for half, message in asked_halves if (end := _ask(check, half, message, report)) is not None]
             self._halves.end_all(answers)
 
             for end in answers:
@@ -153,7 +153,8 @@ class HalfChecks:
             records: list[bytearray] = []
             kept: list[OpenHalf | None] = []
             ended: list[int] = []
-            for half in [halves.by_offset[each.queue_offset] for each in part if each.queue_offset in halves.by_offset]:
+            still_open = [halves.by_offset[due.queue_offset] for due in part if due.queue_offset in halves.by_offset]
+            for half in still_open:
                 if ended_by_broker(halves.view, half):
                     ended.append(half.queue_offset)  # only its op message was missing
                     continue
@@ -170,13 +171,13 @@ class HalfChecks:
             if not ended:
                 return []
             rows = self._halves.append(records, ended)
-            asked = [
+            asked_halves = [
                 _asked(data, row, half)
                 for data, row, half in zip(records, rows, kept, strict=False)
                 if half is not None
             ]
-            report.checked += len(asked)
-            return asked
+            report.checked += len(asked_halves)
+            return asked_halves
 
     def _again(self, data: bytes, half: OpenHalf, *, worn_out: bool) -> bytearray:
         """The record of a half message that is put back or discarded; an error if it is too large for that."""

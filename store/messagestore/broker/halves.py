@@ -261,8 +261,8 @@ class HalfMessages:
             with self.current():  # corrects a saved progress that is ahead of the queues
                 pass
         queue_id = self.session.choose_queue(message)
-        known = writer.files.topics.get(message.topic)
-        message = message if known is None else known.flagged(message)
+        topic_config = writer.files.topics.get(message.topic)
+        message = message if topic_config is None else topic_config.flagged(message)
         transaction_id = new_unique_key(now_ms)
         data = record.encode_message(
             replace(message, topic=HALF_TOPIC),

@@ -89,8 +89,8 @@ class OpenHalves:
         self._half_end = max(self.view.min_offset(HALF_TOPIC, QUEUE_ID), self._half_end)
         self._op_begin = self._op_end = max(self.view.min_offset(OP_TOPIC, QUEUE_ID), self._op_begin)
         self._op_last.clear()
-        for known in (self.by_offset, self._by_transaction, self._by_first):
-            known.clear()
+        for index in (self.by_offset, self._by_transaction, self._by_first):
+            index.clear()
         self._generation = self.view.generation
 
     def _in_file(self, table: ConsumerOffsets, topic: str) -> int:

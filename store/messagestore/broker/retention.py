@@ -207,7 +207,7 @@ class Retention:
             min_offset=writer.log.min_offset,
             kept=expired.kept if len(gone) == len(expired.offsets) else "the time for this run was over",
             restated=tuple(restated),
-            unread_groups=tuple(each.group for each in expired.unread) if gone else (),
+            unread_groups=tuple(group.group for group in expired.unread) if gone else (),
         )
 
     def _expired(self, expiry: Expiry) -> ExpiredSegments:
@@ -396,11 +396,11 @@ class Retention:
         return len(gone)
 
     def _tell_unread(self, unread: tuple[Needed, ...]) -> None:
-        for each in unread:
+        for group in unread:
             _log.warning(
                 "%s: segments were deleted although %s, because the disk is nearly full or at_once was given",
                 self.writer.files.paths.root,
-                each.words,
+                group.words,
             )
 
     def run_after_append(self, limit_s: float) -> None:

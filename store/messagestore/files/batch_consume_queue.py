@@ -85,11 +85,11 @@ class BatchConsumeQueue(ConsumeQueue):
 
         units = np.concatenate(parts)
         counts = units["count"].astype(np.int64)
-        found: Units = np.empty(int(counts.sum()), UNIT_DTYPE)
+        message_units: Units = np.empty(int(counts.sum()), UNIT_DTYPE)
         for name in UNIT_DTYPE.names or ():
-            found[name] = np.repeat(units[name], counts)
+            message_units[name] = np.repeat(units[name], counts)
         skipped = queue_offset - int(units["base"][0])
-        return found[skipped : skipped + count]
+        return message_units[skipped : skipped + count]
 
     def place(self, queue_offset: int) -> tuple[str, int]:
         """Return the file and the position of a message's unit; the folder if no file holds it."""
@@ -108,12 +108,12 @@ class BatchConsumeQueue(ConsumeQueue):
             A physical offset. Messages whose record ends above it count as missing.
         """
 
-        def there(units: NDArray[np.void]) -> NDArray[np.bool_]:
+        def exists(units: NDArray[np.void]) -> NDArray[np.bool_]:
             return _valid(units) & (
                 units["physical_offset"] <= (_NO_END if limit is None else limit) - units["size"].astype(np.int64)
             )
 
-        end = self._first_unit_without(there)
+        end = self._first_unit_without(exists)
         return _end_of(self._raw(end - 1, 1)) if end > self._low else self.first_file_queue_offset
 
     def search_physical(self, physical_offset: int, hint: int = 0) -> int:  # noqa: ARG002 # as in `end`
@@ -175,11 +175,11 @@ def _end_of(units: NDArray[np.void]) -> int:
 
 def batch_queues(disk: Disk, root: str) -> dict[str, list[int]]:
     """Return the batch queues that have a folder: queue ids, ascending, by topic."""
-    found = {}
+    ids_by_topic = {}
     top = os.path.join(root, BATCH_QUEUE_FOLDER)
     for topic, is_folder in disk.entries(top):
         children = disk.entries(os.path.join(top, topic)) if is_folder else []
         ids = sorted(int(name) for name, is_queue in children if is_queue and is_queue_id(name))
         if ids:
-            found[topic] = ids
-    return found
+            ids_by_topic[topic] = ids
+    return ids_by_topic

@@ -358,7 +358,7 @@ class CommitLog(MappedFileQueue):
             return []
 
         file = self.file(start)
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for begin, stop in self.disk.data_ranges(file, physical_offset - start, self.segment_size):
             for position in range(start + begin, start + stop, READ_SIZE):
                 first = last = -1
@@ -368,8 +368,8 @@ class CommitLog(MappedFileQueue):
                         first = at + int(nonzero.argmax()) if first < 0 else first
                         last = at + len(data) - int(nonzero[::-1].argmax())
                 if first >= 0:
-                    found.append((first, last))
-        return found
+                    ranges.append((first, last))
+        return ranges
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield a range of the log piece by piece: where each begins, and its bytes. All use the same memory.

@@ -88,8 +88,8 @@ class ConsumeQueue(MappedFileQueue):
             self.pool.forget(self.path(offset))
         super().load()
         if self.file_size % unit_size:
-            found = f"{self.file_size} bytes"
-            raise CorruptionError(self.path(self.min_offset), 0, f"a multiple of {unit_size} bytes", found)
+            size = f"{self.file_size} bytes"
+            raise CorruptionError(self.path(self.min_offset), 0, f"a multiple of {unit_size} bytes", size)
 
     def assume_file_size(self, size: int) -> None:
         """Use files of this size, in bytes, until an existing file shows another one."""
@@ -141,11 +141,11 @@ class ConsumeQueue(MappedFileQueue):
         units: Units = np.empty(min(count, (end - offset) // UNIT.size), UNIT_DTYPE)
         view = units.view(np.uint8).data
         while len(view):
-            found = self.pread_into(view, offset)
+            read_size = self.pread_into(view, offset)
             size = min(len(view), self.file_size - (offset - self.min_offset) % self.file_size)
-            if found != size:
+            if read_size != size:
                 path, position = self.place(offset // UNIT.size)
-                raise CorruptionError(path, position, f"{size} bytes", f"{found} bytes, then the end of the file")
+                raise CorruptionError(path, position, f"{size} bytes", f"{read_size} bytes, then the end of the file")
             offset += size
             view = view[size:]
 
@@ -175,7 +175,7 @@ class ConsumeQueue(MappedFileQueue):
             At least `first_file_queue_offset`. If it is `end_file_queue_offset`, another process may have created the
             next file: load, and ask again. Filler units count as existing.
         """
-        return self._first_without(lambda units: _there(units, limit), hint)
+        return self._first_without(lambda units: _existing(units, limit), hint)
 
     def search_physical(self, physical_offset: int, hint: int = 0) -> int:
         """Return the queue offset of the first unit that points to `physical_offset` or above, or `end()`.
@@ -187,7 +187,7 @@ class ConsumeQueue(MappedFileQueue):
         def below(units: Units) -> NDArray[np.bool_]:
             fits: NDArray[np.bool_] = units["size"] == FILLER_UNIT_SIZE
             fits |= units["physical_offset"] < physical_offset
-            return fits & _there(units, None)
+            return fits & _existing(units, None)
 
         return self._first_without(below, hint)
 
@@ -421,9 +421,9 @@ def pack_units(units: Units) -> bytes:
     """
     if units.dtype not in (UNIT_DTYPE, UNIT.dtype) or units.ndim != 1:
         raise ValueError(f"units: found {units.dtype} of {units.ndim} dimensions; allowed is one of UNIT_DTYPE")
-    there = _there(units, None)
-    if not there.all():
-        row = int(there.argmin())
+    exist = _existing(units, None)
+    if not exist.all():
+        row = int(exist.argmin())
         raise _no_unit(row, units[row])
     return unit_bytes(units)
 
@@ -455,19 +455,19 @@ def _no_unit(row: int, unit: object) -> ValueError:
     return ValueError(f"unit {row}: found {unit}; allowed are physical offsets >= 0 and sizes > 0")
 
 
-def _there(units: Units, limit: int | None) -> NDArray[np.bool_]:
+def _existing(units: Units, limit: int | None) -> NDArray[np.bool_]:
     """Return which units exist, including fillers; with a limit, only those whose record ends at or below it."""
     sizes = units["size"]
-    there: NDArray[np.bool_] = (sizes > 0) & (units["physical_offset"] >= 0)
+    exist: NDArray[np.bool_] = (sizes > 0) & (units["physical_offset"] >= 0)
     if limit is not None:
-        there &= (sizes == FILLER_UNIT_SIZE) | (units["physical_offset"] <= limit - sizes.astype(np.int64))
-    return there
+        exist &= (sizes == FILLER_UNIT_SIZE) | (units["physical_offset"] <= limit - sizes.astype(np.int64))
+    return exist
 
 
 def _real(units: Units) -> NDArray[np.bool_]:
     """Return which units belong to a record."""
     real: NDArray[np.bool_] = units["size"] != FILLER_UNIT_SIZE
-    return real & _there(units, None)
+    return real & _existing(units, None)
 
 
 def queue_directory(root: str, topic: str, queue_id: int) -> str:

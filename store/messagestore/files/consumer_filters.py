@@ -69,7 +69,7 @@ def consumer_filters(disk: Disk, root: str) -> list[ConsumerFilterData]:
         meaning="the broker's table of consumer filters",
         hint="Restore it from a copy, or move it away: consumers register their filters again when they start.",
     )
-    return sorted(file.load(_filters), key=lambda each: (each.consumer_group, each.topic))
+    return sorted(file.load(_filters), key=lambda filter_data: (filter_data.consumer_group, filter_data.topic))
 
 
 def _filters(table: dict[str, Any]) -> list[ConsumerFilterData]:

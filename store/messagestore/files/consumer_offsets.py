@@ -60,13 +60,13 @@ class ConsumerOffsets(ConfigTable[str, dict[int, int]]):
         )
 
     def _parsed(self, table: dict[str, Any]) -> dict[str, dict[int, int]]:
-        found: dict[str, dict[int, int]] = {}
+        offsets_by_name: dict[str, dict[int, int]] = {}
         for name, offsets in table.items():
-            found[name] = {int(queue_id): offset for queue_id, offset in offsets.items()}
-            for offset in found[name].values():
+            offsets_by_name[name] = {int(queue_id): offset for queue_id, offset in offsets.items()}
+            for offset in offsets_by_name[name].values():
                 if type(offset) is not int or not -_LARGEST_OFFSET - 1 <= offset <= _LARGEST_OFFSET:
                     raise ValueError(f"offset {offset!r}")
-        return found
+        return offsets_by_name
 
     def _merged(self, rows: dict[str, dict[int, int]], changed: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
         return rows | {name: rows.get(name, {}) | offsets for name, offsets in changed.items()}
@@ -190,12 +190,12 @@ def most_read(root: str, disk: Disk) -> dict[tuple[str, int], int]:
     """
     table = ConsumerOffsets(disk, root)
     table.load()
-    found: dict[tuple[str, int], int] = {}
+    largest: dict[tuple[str, int], int] = {}
     for group, topics in table.topics_of_groups().items():
         for topic in topics if group != HALF_GROUP else ():
             for queue_id, offset in table.get(topic, group).items():
-                found[topic, queue_id] = max(found.get((topic, queue_id), 0), offset)
-    return found
+                largest[topic, queue_id] = max(largest.get((topic, queue_id), 0), offset)
+    return largest
 
 
 def lower_offsets(root: str, topic: str, queue_id: int, end: int, right: int, disk: Disk) -> dict[str, int]:
@@ -237,12 +237,12 @@ def _locked(disk: Disk, root: str, description: str, timeout_s: float) -> Iterat
 
 
 def _topics_of_groups(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    topics_by_group: dict[str, list[str]] = {}
     for name in sorted(names):
         pair = _topic_and_group(name)
         if pair is not None:
-            found.setdefault(pair[1], []).append(pair[0])
-    return {group: sorted(found[group]) for group in sorted(found)}
+            topics_by_group.setdefault(pair[1], []).append(pair[0])
+    return {group: sorted(topics_by_group[group]) for group in sorted(topics_by_group)}
 
 
 def _topic_and_group(name: str) -> tuple[str, str] | None:

@@ -58,8 +58,8 @@ class DelayOffsets(ConfigTable[int, int]):
         super().save()
 
     def _parsed(self, table: dict[str, Any]) -> dict[int, int]:
-        found = {int(level): offset for level, offset in table.items()}
-        for offset in found.values():
+        offsets = {int(level): offset for level, offset in table.items()}
+        for offset in offsets.values():
             if type(offset) is not int or not 0 <= offset <= _LARGEST_OFFSET:
                 raise ValueError(f"offset {offset!r}")
-        return found
+        return offsets

@@ -326,9 +326,9 @@ class Disk:
             done = kernel.lib.pread_parts(file.fileno(), buffer, positions, starts, ends)
         parts = zip(positions[done:].tolist(), starts[done:].tolist(), ends[done:].tolist(), strict=True)
         for position, start, end in parts:
-            found = self.pread_into(file, buffer[start:end], position)
-            if found != end - start:
-                raise CorruptionError(file.path, position, f"{end - start} bytes", f"{found} bytes")
+            read_size = self.pread_into(file, buffer[start:end], position)
+            if read_size != end - start:
+                raise CorruptionError(file.path, position, f"{end - start} bytes", f"{read_size} bytes")
 
     def pwrite_parts(
         self,
@@ -405,8 +405,8 @@ class Disk:
                 if not isinstance(error, FileExistsError):
                     raise
                 if not self.is_folder(path):
-                    found = "a symbolic link" if stat.S_ISLNK(self._stat(path).st_mode) else "a file"
-                    text = f"{path}: found {found} where a folder must be"
+                    kind = "a symbolic link" if stat.S_ISLNK(self._stat(path).st_mode) else "a file"
+                    text = f"{path}: found {kind} where a folder must be"
                     raise NotAStoreError(text, path=str(path)) from None
                 return
 
@@ -481,8 +481,8 @@ class Disk:
         This reads the folder once, however many names it has.
         """
         try:
-            with self._folder(path) as folder, os.scandir(folder) as found:
-                return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
+            with self._folder(path) as folder, os.scandir(folder) as children:
+                return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in children)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except PermissionError as error:

@@ -57,14 +57,14 @@ def missing(
 
 def _missing_one_by_one(
     tables: Sequence[IndexTable],
-    there: set[tuple[int, int]],
+    entry_keys: set[tuple[int, int]],
     key_hashes: NDArray[np.int32],
     physical_offsets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Loop over the keys where entries and keys differ (an entry is missing, or a broker has put one twice)."""
     lost: list[int] = []
     for key in zip(key_hashes.tolist(), physical_offsets.tolist(), strict=True):
-        if key not in there:
+        if key not in entry_keys:
             # A damaged entry may have misled the search for the stretch.
             looked_up = len(lost) < _LOOKED_UP_COUNT and any(_is_found(table, *key) for table in tables)
             if not looked_up:
@@ -94,7 +94,7 @@ def wrong_times(
     -------
     list of (path, position, what is expected, what was found)
     """
-    found: list[tuple[str, int, str, str]] = []
+    faults: list[tuple[str, int, str, str]] = []
     first, last = int(physical_offsets[0]), int(physical_offsets[-1])
     for table in tables:
         header = table.header()
@@ -106,20 +106,20 @@ def wrong_times(
             row = int(np.searchsorted(physical_offsets, at))
             if first <= at <= last and physical_offsets[row] == at and timestamps_ms[row] != time_ms:
                 position = INDEX_HEADER.offset(f"{name}_timestamp_ms")
-                found.append((table.path, position, f"{int(timestamps_ms[row])}, the time of {at}", f"{time_ms}"))
+                faults.append((table.path, position, f"{int(timestamps_ms[row])}, the time of {at}", f"{time_ms}"))
 
         # The time of the first entry is relative to the previous file.
         start = max(2, _first_at_or_above(table, first, header.entry_count))
         entries = table.entries(start, max(0, _first_at_or_above(table, last + 1, header.entry_count) - start))
         rows = np.minimum(np.searchsorted(physical_offsets, entries["physical_offset"]), len(physical_offsets) - 1)
-        known = physical_offsets[rows] == entries["physical_offset"]
+        has_record = physical_offsets[rows] == entries["physical_offset"]
         wanted = np.clip((timestamps_ms[rows] - header.begin_timestamp_ms) // 1000, 0, MAX_SECONDS)
         wanted[:] = wanted if header.begin_timestamp_ms > 0 else 0
 
-        for number in np.flatnonzero(known & (entries["seconds"] != wanted))[:_LOOKED_UP_COUNT].tolist():
+        for number in np.flatnonzero(has_record & (entries["seconds"] != wanted))[:_LOOKED_UP_COUNT].tolist():
             position = table.entry_position(start + number) + INDEX_ENTRY.offset("seconds")
-            found.append((table.path, position, f"{int(wanted[number])} s", f"{int(entries['seconds'][number])} s"))
-    return found
+            faults.append((table.path, position, f"{int(wanted[number])} s", f"{int(entries['seconds'][number])} s"))
+    return faults
 
 
 def wrong_headers(tables: Sequence[IndexTable]) -> list[tuple[str, int, str, str]]:
@@ -128,35 +128,35 @@ def wrong_headers(tables: Sequence[IndexTable]) -> list[tuple[str, int, str, str
     A file without entries begins and ends where the file before it ends, as in RocketMQ. A record without keys makes
     such a file if the one before is full.
     """
-    found: list[tuple[str, int, str, str]] = []
+    faults: list[tuple[str, int, str, str]] = []
     before = None
     for table in tables:
         header = table.header()
         if header.entry_count <= 1:
-            found += [] if before is None else _wrong_without_entries(table, header, before)
+            faults += [] if before is None else _wrong_without_entries(table, header, before)
         else:
             for name, number in (("begin", 1), ("end", header.entry_count - 1)):
                 at = getattr(header, f"{name}_physical_offset")
                 if number < table.max_entry_count and table.entry(number)[1] != at:
                     position = INDEX_HEADER.offset(f"{name}_physical_offset")
-                    found.append((table.path, position, f"{table.entry(number)[1]}, as entry {number}", f"{at}"))
+                    faults.append((table.path, position, f"{table.entry(number)[1]}, as entry {number}", f"{at}"))
         before = header
-    return found
+    return faults
 
 
 def _wrong_without_entries(
     table: IndexTable, header: IndexHeader, before: IndexHeader
 ) -> list[tuple[str, int, str, str]]:
     """Return the fields of the header of a file without entries that do not match the header of the file before."""
-    found = []
+    faults = []
     for what in ("timestamp_ms", "physical_offset"):
         expected = getattr(before, f"end_{what}")
         for name in (f"begin_{what}", f"end_{what}"):
             value = getattr(header, name)
             if value != expected:
                 words = f"{expected}, the end of the file before, because there is no entry"
-                found.append((table.path, INDEX_HEADER.offset(name), words, f"{value}"))
-    return found
+                faults.append((table.path, INDEX_HEADER.offset(name), words, f"{value}"))
+    return faults
 
 
 def _entries_between(table: IndexTable, first: int, last: int) -> NDArray[np.void]:
@@ -185,15 +185,15 @@ def unreachable(tables: Sequence[IndexTable]) -> list[tuple[str, int, int]]:
 
     A put counts its entries in the header before slots lead to them, so the entries found are checked a second time.
     """
-    found = []
+    lost = []
     for table in tables:
         numbers = _unreachable_in(table).tolist()
         for _ in range(_LOOKS if numbers else 0):
             time.sleep(_LOOK_PAUSE_S)
             again = set(_unreachable_in(table).tolist())
             numbers = [number for number in numbers if number in again]
-        found += [(table.path, table.entry_position(number), table.entry(number)[1]) for number in numbers]
-    return found
+        lost += [(table.path, table.entry_position(number), table.entry(number)[1]) for number in numbers]
+    return lost
 
 
 def _unreachable_in(table: IndexTable) -> NDArray[np.int64]:

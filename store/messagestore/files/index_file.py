@@ -330,15 +330,15 @@ class IndexService:
             Retention has deleted a file since `load`. Load, and search again.
         """
         key_hash = index_hash(topic, key)
-        found: list[int] = []
+        physical_offsets: list[int] = []
         for file in reversed(self.files):
             header = file.header()
             first_ms, last_ms = header.begin_timestamp_ms, header.end_timestamp_ms
             if begin_ms <= last_ms and end_ms >= first_ms:
-                found += file.search(key_hash, max_count - len(found), begin_ms, end_ms)
-            if first_ms < begin_ms or len(found) >= max_count:
+                physical_offsets += file.search(key_hash, max_count - len(physical_offsets), begin_ms, end_ms)
+            if first_ms < begin_ms or len(physical_offsets) >= max_count:
                 break
-        return found
+        return physical_offsets
 
     def forget_unsafe(self, physical_offset: int) -> None:
         """Until the next `load`, use only files that were full and synced before the record at an offset was put.

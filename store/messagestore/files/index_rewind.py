@@ -106,14 +106,14 @@ def _is_sound(table: IndexTable, number: int, physical_offset: int) -> bool:
     the record at 0. It is then kept: a hit that leads to no record does no harm, but a key that is not found does.
     """
     entry = table.entry(number)
-    key_hash, found, _, previous = entry
+    key_hash, entry_offset, _, previous = entry
     if not _is_below(entry, physical_offset) or key_hash < 0 or not 0 <= previous < number:
         return False
     if table.slot(key_hash) < number:
         return False
     if number == 1:
-        return found == table.header().begin_physical_offset
-    if found < table.entry(number - 1)[1]:
+        return entry_offset == table.header().begin_physical_offset
+    if entry_offset < table.entry(number - 1)[1]:
         return False
     return previous == 0 or (table.entry(previous)[0] - key_hash) % table.slot_count == 0
 
@@ -246,10 +246,10 @@ def _scan(table: IndexTable, slots: NDArray[np.int64], count: int) -> NDArray[np
 
     while end > 1 and missing:
         first = max(1, end - _ENTRY_CHUNK_COUNT)
-        found = places[table.entries(first, end - first)["key_hash"] % table.slot_count]
-        wanted = np.flatnonzero(found >= 0)
-        np.maximum.at(numbers, found[wanted], (wanted + first).astype(np.int32))
-        done = np.unique(found[wanted])
+        places_of_entries = places[table.entries(first, end - first)["key_hash"] % table.slot_count]
+        wanted = np.flatnonzero(places_of_entries >= 0)
+        np.maximum.at(numbers, places_of_entries[wanted], (wanted + first).astype(np.int32))
+        done = np.unique(places_of_entries[wanted])
         places[slots[done]] = -1
         missing -= len(done)
         end = first

@@ -239,12 +239,12 @@ class IndexTable:
         """
         header = self.header()
         number, number_before = self.slot(key_hash), self.max_entry_count
-        found: list[int] = []
+        physical_offsets: list[int] = []
         block_start, block = 0, np.empty(0, ENTRY_DTYPE)
 
         for _ in range(_MAX_STEPS):
-            if not 0 < number < number_before or len(found) >= max_count:
-                return found
+            if not 0 < number < number_before or len(physical_offsets) >= max_count:
+                return physical_offsets
             if not block_start <= number < block_start + len(block):
                 # One key over and over gives a chain of neighbours: read many at once.
                 near = _NEAR_COUNT if number_before - number < _NEAR_COUNT else 1
@@ -255,13 +255,13 @@ class IndexTable:
             if number < header.entry_count:
                 timestamp_ms = header.begin_timestamp_ms + seconds * 1000
                 if seconds < 0:
-                    return found
+                    return physical_offsets
                 if entry_hash == key_hash and begin_ms <= timestamp_ms <= end_ms:
-                    found.append(physical_offset)
+                    physical_offsets.append(physical_offset)
                 if timestamp_ms < begin_ms:
-                    return found
+                    return physical_offsets
             elif (entry_hash - key_hash) % self.slot_count:
-                return found
+                return physical_offsets
             number_before, number = number, previous
 
         _log.warning(
@@ -271,7 +271,7 @@ class IndexTable:
             key_hash,
             _MAX_STEPS,
         )
-        return found
+        return physical_offsets
 
 
 class SlotPages:

@@ -179,8 +179,8 @@ def is_dead(token: str) -> bool:
         return True
     except OSError:  # it belongs to another user, so it exists
         pass
-    found = _start_of(int(pid))
-    return found is not None and found != start
+    start_now = _start_of(int(pid))
+    return start_now is not None and start_now != start
 
 
 def is_alive(token: str) -> bool:

@@ -234,9 +234,9 @@ class StateFile:
 
             state: State | None = None
             for position in STATE_SLOT_POSITIONS:
-                found = State.from_bytes(data[position : position + _SIZE])
-                if found is not None and (state is None or found.counter > state.counter):
-                    state = found
+                slot = State.from_bytes(data[position : position + _SIZE])
+                if slot is not None and (state is None or slot.counter > state.counter):
+                    state = slot
 
             if state is not None:
                 self._last = state

@@ -215,21 +215,21 @@ class Place:
         finally:
             os.close(link)
         try:
-            found = os.open(target, _FOLDER_FLAGS, dir_fd=fd)
+            folder = os.open(target, _FOLDER_FLAGS, dir_fd=fd)
         except OSError as error:
             raise NotAStoreError(
                 f"{path}: found a link to {target!r}, which is no folder that can be opened ({error.strerror})",
                 path=path,
             ) from error
-        of = os.fstat(found).st_uid
+        of = os.fstat(folder).st_uid
         if made_by not in (owner, 0) or of != owner:
-            os.close(found)
+            os.close(folder)
             raise NotAStoreError(
                 f"{path}: found a link made by {_user(made_by)} to a folder of {_user(of)}; allowed is a link of "
                 f"{_user(owner)}, who owns {self.root}, to a folder of the same user",
                 path=path,
             )
-        return found
+        return folder
 
     # ---- new files
 
@@ -310,26 +310,25 @@ def no_access(error: PermissionError, path: str) -> StorePermissionError:
     """
     root = root_of(path)
 
-    found, at = None, path
-    while found is None and at != "/":
+    status, at = None, path
+    while status is None and at != "/":
         try:
-            found = os.stat(at, follow_symlinks=False)
+            status = os.stat(at, follow_symlinks=False)
         except OSError:
             at = os.path.dirname(at)
 
     reason = f"{path}: {error.strerror}"
-    if found is not None:
-        reason += (
-            f": {at} belongs to {_user(found.st_uid)}, group {_group(found.st_gid)}, mode {found.st_mode & 0o7777:04o}"
-        )
+    if status is not None:
+        owned_by = f"{_user(status.st_uid)}, group {_group(status.st_gid)}, mode {status.st_mode & 0o7777:04o}"
+        reason += f": {at} belongs to {owned_by}"
     reason += f", and this process runs as {_user(os.geteuid())}"
 
     if root is not None:
         owner = os.stat(root)
-        if found is not None and (found.st_uid, os.geteuid()) == (0, owner.st_uid):
+        if status is not None and (status.st_uid, os.geteuid()) == (0, owner.st_uid):
             reason += f". Run: sudo chown -R {owner.st_uid}:{owner.st_gid} {root}"
         else:
-            may_read = found is not None and os.access(at, os.R_OK, effective_ids=True)
+            may_read = status is not None and os.access(at, os.R_OK, effective_ids=True)
             reason += (
                 f". The store belongs to {_user(owner.st_uid)}. Run as that user, or make the store "
                 f"{'writable' if may_read else 'readable'} for a group that both are in (chgrp, chmod, and fileMode in "

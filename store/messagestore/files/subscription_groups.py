@@ -52,13 +52,13 @@ class SubscriptionGroupConfig:
 
     def to_fields(self) -> dict[str, Any]:
         """The fields as they are in the file."""
-        known = {
+        own = {
             "consumeEnable": self.consume_enable,
             "groupName": self.group_name,
             "retryMaxTimes": self.retry_max_times,
             "retryQueueNums": self.retry_queue_nums,
         }
-        return {**self.others, **known}
+        return {**self.others, **own}
 
     @classmethod
     def from_fields(cls, name: str, fields: dict[str, Any]) -> SubscriptionGroupConfig:
@@ -140,26 +140,26 @@ class SubscriptionGroups(ConfigTable[str, SubscriptionGroupConfig]):
         ConfigError
             The file does not name the group, or a value is not allowed.
         """
-        found = self._rows.get(name)
-        if found is None:
-            known = ", ".join(map(repr, self.names[:8])) or "none"
+        group = self._rows.get(name)
+        if group is None:
+            groups = ", ".join(map(repr, self.names[:8])) or "none"
             raise ConfigError(
-                f"group {name!r} has no settings in config/subscriptionGroup.json; groups that have: {known}"
+                f"group {name!r} has no settings in config/subscriptionGroup.json; groups that have: {groups}"
                 f"{', ...' if len(self._rows) > 8 else ''}. Create it first",
                 key="group",
                 value=name,
             )
-        return self._put(found, settings)
+        return self._put(group, settings)
 
     def _put(self, group: SubscriptionGroupConfig, settings: dict[str, int | bool | None]) -> SubscriptionGroupConfig:
-        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        changes: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         what = f"group {group.group_name!r}"
-        for name, value in given.items():
+        for name, value in changes.items():
             if name not in _NUMBERS:
                 arguments.true_or_false(f"{what}: consumeEnable", value)
                 continue
             key, most = _NUMBERS[name]
             if type(value) is not int or not 0 <= value <= most:
                 raise ConfigError(f"{what}: {key}: found {value!r}; allowed is 0 to {most}", key=key, value=value)
-        self._rows[group.group_name] = self._changed[group.group_name] = made = replace(group, **given)
+        self._rows[group.group_name] = self._changed[group.group_name] = made = replace(group, **changes)
         return made

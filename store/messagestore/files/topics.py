@@ -80,14 +80,14 @@ class TopicConfig:
 
     def altered(self, attributes: Mapping[str, str]) -> dict[str, str]:
         """The attributes of the topic with changes; a name keeps the spelling, with or without `+`, that it has."""
-        found = dict(self.attributes)
+        attributes_now = dict(self.attributes)
         for name, value in attributes.items():
-            found["+" + name if "+" + name in found else name] = value
-        return found
+            attributes_now["+" + name if "+" + name in attributes_now else name] = value
+        return attributes_now
 
     def to_fields(self) -> dict[str, Any]:
         """The fields as they are in the file."""
-        known = {
+        own = {
             "attributes": dict(self.attributes),
             "order": self.order,
             "perm": self.perm,
@@ -97,7 +97,7 @@ class TopicConfig:
             "topicSysFlag": self.topic_sys_flag,
             "writeQueueNums": self.write_queue_nums,
         }
-        return {**self.others, **known}
+        return {**self.others, **own}
 
     @classmethod
     def from_fields(cls, name: str, fields: dict[str, Any]) -> TopicConfig:

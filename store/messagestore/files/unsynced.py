@@ -90,12 +90,12 @@ class WrittenFiles:
             raise self._replaced(path)
 
         if often and now_s < self._at_path_s.get(path, -math.inf) + PATH_CHECK_S:
-            there = self.disk.linked(file)
+            in_place = self.disk.linked(file)
         else:
-            there = self.disk.at_path(file)
+            in_place = self.disk.at_path(file)
             self._at_path_s[path] = now_s
 
-        if not there:
+        if not in_place:
             raise self._replaced(path)
         return file
 

@@ -144,7 +144,7 @@ class LockFile:
 
     def _locked_by_others(self, start: int, size: int) -> list[int]:
         """The bytes in a range that somebody else has locked, in no order."""
-        file, found, left = self._open(), list[int](), [(start, start + size)]
+        file, locked, left = self._open(), list[int](), [(start, start + size)]
         while left:
             low, high = left.pop()
             try:
@@ -156,9 +156,9 @@ class LockFile:
             kind, _, first, length, _ = _FLOCK.unpack(answer)
             if kind != fcntl.F_UNLCK:  # the kernel names one of the locks, not the lowest
                 first, last = max(first, low), min(first + length, high) if length else high
-                found += range(first, last)
-                left += [(each, end) for each, end in ((low, first), (last, high)) if each < end]
-        return found
+                locked += range(first, last)
+                left += [(begin, end) for begin, end in ((low, first), (last, high)) if begin < end]
+        return locked
 
     def _at_path(self) -> bool:
         return self._file is not None and Disk().at_path(self._file)
@@ -204,8 +204,8 @@ def _in_the_way(fd: int, kind: int, path: str) -> Holder | None:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
     except OSError as error:
         raise _without_locks(error, path) from error
-    found, _, _, _, pid = _FLOCK.unpack(answer)
-    return None if found == fcntl.F_UNLCK else Holder(pid)
+    holder_kind, _, _, _, pid = _FLOCK.unpack(answer)
+    return None if holder_kind == fcntl.F_UNLCK else Holder(pid)
 
 
 # ---- against a Java broker
@@ -385,12 +385,12 @@ def opened_for_writing(path: str) -> str:
         wanted = os.stat(path, follow_symlinks=False)
     except OSError:
         return "a process"
-    found = []
+    writers = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError):  # it belongs to another user, or has ended
             if any(_writes(pid, fd, wanted) for fd in os.listdir(f"/proc/{pid}/fd")):
-                found.append(f"pid {pid} ({_program(int(pid))}) on {socket.gethostname()}")
-    return " and ".join(found) or "a process that this user cannot see"
+                writers.append(f"pid {pid} ({_program(int(pid))}) on {socket.gethostname()}")
+    return " and ".join(writers) or "a process that this user cannot see"
 
 
 def _writes(pid: str, fd: str, wanted: os.stat_result) -> bool:
@@ -463,19 +463,19 @@ def _lockers(path: str) -> list[tuple[int, bool]]:
     """Return the processes that hold a lock on a file, as far as this user may look: their ids, and whether the lock is
     exclusive.
     """
-    found: list[tuple[int, bool]] = []
+    lockers: list[tuple[int, bool]] = []
     try:
         wanted = os.stat(path, follow_symlinks=False)
     except OSError:
-        return found
+        return lockers
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError):  # it belongs to another user, or has ended
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 info = os.stat(f"/proc/{pid}/fd/{fd}")
                 if (info.st_dev, info.st_ino) == (wanted.st_dev, wanted.st_ino):
                     with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as file:
-                        found += [(int(pid), "WRITE" in line) for line in file if line.startswith("lock:")]
-    return sorted(set(found))
+                        lockers += [(int(pid), "WRITE" in line) for line in file if line.startswith("lock:")]
+    return sorted(set(lockers))
 
 
 # ---- among Python writers
@@ -571,12 +571,12 @@ class WriterLock(LockFile):
             pid, written = note["pid"], f"pid {note['pid']} on {note['host']} ({note['description']})"
         except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
             pid, written = None, ""
-        known = _lockers(self.path)
-        if not known:
+        lockers = _lockers(self.path)
+        if not lockers:
             return f"a process that this user cannot see; the last writer was {written}" if written else _UNKNOWN
-        if (pid, True) in known:
+        if (pid, True) in lockers:
             return written
-        return " and ".join(_locker(each, exclusive) for each, exclusive in known)
+        return " and ".join(_locker(locker, exclusive) for locker, exclusive in lockers)
 
     def _write_note(self, description: str) -> None:
         """Write our name into the file, in one write of a fixed size."""

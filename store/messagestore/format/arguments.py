@@ -70,10 +70,10 @@ def path(name: str, value: object) -> str:
     ConfigError
         It is no text and no `os.PathLike` of text, or it is empty, or contains a zero byte.
     """
-    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(found, str) or not found or "\0" in found:
+    folder = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(folder, str) or not folder or "\0" in folder:
         raise refused(name, value, "the path of a folder")
-    return found
+    return folder
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -109,8 +109,8 @@ def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T
     """
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        found = f"{name}: found {type(value).__name__}; allowed is {' or '.join(each.__name__ for each in kinds)}"
-        raise ConfigError(found, key=name, value=value)
+        fault = f"{name}: found {type(value).__name__}; allowed is {' or '.join(cls.__name__ for cls in kinds)}"
+        raise ConfigError(fault, key=name, value=value)
     return value
 
 
@@ -134,12 +134,12 @@ def names(name: str, value: object, allowed: Collection[str]) -> tuple[str, ...]
     """
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise refused(name, value, f"a list with some of {', '.join(allowed)}")
-    for each in value:
-        if not isinstance(each, str) or each not in allowed:
-            raise ConfigError(f"{name}: found {each!r:.80}; allowed are {', '.join(allowed)}", key=name, value=value)
-    for each in value:
-        if value.count(each) > 1:
-            raise ConfigError(f"{name}: found {each!r} more than once; allowed is once", key=name, value=value)
+    for item in value:
+        if not isinstance(item, str) or item not in allowed:
+            raise ConfigError(f"{name}: found {item!r:.80}; allowed are {', '.join(allowed)}", key=name, value=value)
+    for item in value:
+        if value.count(item) > 1:
+            raise ConfigError(f"{name}: found {item!r} more than once; allowed is once", key=name, value=value)
     if not value:
         raise ConfigError(f"{name}: found none; give at least one of {', '.join(allowed)}", key=name, value=value)
     return tuple(value)

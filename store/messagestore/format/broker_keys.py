@@ -154,7 +154,7 @@ _Wanted = tuple[Callable[[str], bool], str]
 
 
 def _is(*values: str) -> Callable[[str], bool]:
-    return lambda value: value.lower() in [each.lower() for each in values]
+    return lambda value: value.lower() in [allowed.lower() for allowed in values]
 
 
 _MASTERS = ("ASYNC_MASTER", "SYNC_MASTER")

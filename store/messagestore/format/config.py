@@ -106,12 +106,12 @@ def _notes_what_is_given(cls: type[T]) -> type[T]:
     A value alone does not say it: who names RocketMQ's own delay levels wants them, also where a store has others.
     """
     construct: Callable[..., None] = cls.__init__
-    names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+    names = [setting.name for setting in fields(cls)]  # type: ignore[arg-type]
 
     @wraps(construct)
     def noting(self: T, *values: object, **named: object) -> None:
-        given = frozenset([*names[: len(values)], *named])
-        named.setdefault("given", given)
+        given_names = frozenset([*names[: len(values)], *named])
+        named.setdefault("given", given_names)
         construct(self, *values, **named)
 
     cls.__init__ = noting  # type: ignore[assignment]
@@ -488,16 +488,16 @@ class StoreConfig:
         >>> StoreConfig.from_mapping({"flushDiskType": "ASYNC_FLUSH", "maxMessageSize": "1024"}).max_message_size
         1024
         """
-        known = {java_key(f.name).lower(): f for f in settings()}
+        settings_by_key = {java_key(f.name).lower(): f for f in settings()}
         values: dict[str, object] = {}
         for key, value in mapping.items():
-            each = known.get(key.lower())
-            if each is None:
+            setting = settings_by_key.get(key.lower())
+            if setting is None:
                 keys = [java_key(f.name) for f in settings()]
                 near = difflib.get_close_matches(key, keys, 1)
                 hint = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(keys)}"
                 raise ConfigError(f"{key}: no such setting. {hint}", key=key, value=value)
-            values[each.name] = _typed(java_key(each.name), str(each.type), value)
+            values[setting.name] = _typed(java_key(setting.name), str(setting.type), value)
         values["given"] = frozenset(values)
         return cls(**values)  # type: ignore[arg-type]
 
@@ -546,7 +546,7 @@ class StoreConfig:
         if "file_reserved_time" not in config.given:
             config = config.replace(file_reserved_time=DEFAULT_RESERVED_HOURS)
         kept = tuple((key, foreign[key]) for key in RELEVANT if key in foreign)
-        return config.replace(broker_settings=kept, given=frozenset(each.name for each in settings()))
+        return config.replace(broker_settings=kept, given=frozenset(setting.name for setting in settings()))
 
     def is_given(self, name: str) -> bool:
         """Whether somebody chose the value of a field, also if it is the default.
@@ -560,20 +560,20 @@ class StoreConfig:
 
 def settings() -> list[dataclasses.Field[object]]:
     """The fields of `StoreConfig` that are settings, without `broker_settings` and `given`."""
-    return [each for each in fields(StoreConfig) if each.metadata.get("setting", True)]
+    return [setting for setting in fields(StoreConfig) if setting.metadata.get("setting", True)]
 
 
 @lru_cache(1)
 def _types() -> list[tuple[str, type]]:
     """The name and the type of each setting."""
     types: dict[str, type] = {"int": int, "bool": bool, "str": str}
-    return [(each.name, types[str(each.type)]) for each in settings()]
+    return [(setting.name, types[str(setting.type)]) for setting in settings()]
 
 
 @lru_cache(1)
 def _own_keys() -> dict[str, str]:
     """RocketMQ's spelling of each setting, by the same in lower case."""
-    return {java_key(each.name).lower(): java_key(each.name) for each in settings()}
+    return {java_key(setting.name).lower(): java_key(setting.name) for setting in settings()}
 
 
 def _lines_of(path: str | Path) -> list[Property]:
@@ -594,18 +594,18 @@ def _as_we_read(path: str | Path, lines: list[Property]) -> dict[str, object]:
     ConfigError
         A line is no setting, a key is unknown, or a value is no text.
     """
-    found: dict[str, object] = {}
+    values_by_key: dict[str, object] = {}
     for number, key, value, separator in lines:
         if not separator:
             raise ConfigError(f"{path}: line {number}: found no `=`; allowed is key=value", key=f"line {number}")
         if key.lower() not in _own_keys():
             raise _no_such_setting(path, number, key)
         try:
-            found[key] = value.strip().encode("latin-1").decode("utf-8")
+            values_by_key[key] = value.strip().encode("latin-1").decode("utf-8")
         except UnicodeError:
             fault = "found bytes that are not UTF-8. Give a store.properties file (lines of key=value)"
             raise ConfigError(f"{path}: line {number}: {fault}", key=f"line {number}") from None
-    return found
+    return values_by_key
 
 
 _POOL = {"transientStorePoolEnable"}
@@ -653,12 +653,12 @@ def _near(key: str) -> str:
 
 def _no_such_setting(path: str | Path, number: int, key: str) -> ConfigError:
     near = _own_keys().get(key.lower()) or broker_key(key) or _near(key)
-    found = (
+    fault = (
         f"{key}: no such setting. Did you mean {near}?"
         if near
         else f"found a key that is no setting. The settings are {', '.join(_own_keys().values())}"
     )
-    return ConfigError(f"{path}: line {number}: {found}", key=f"line {number}")
+    return ConfigError(f"{path}: line {number}: {fault}", key=f"line {number}")
 
 
 def _list_once(path: str, keys: list[str], lines: list[int], misread: dict[str, int]) -> None:

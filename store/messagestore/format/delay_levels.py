@@ -76,12 +76,12 @@ class DelayLevels:
         begin, last = self.entries[-1]
         if begin <= physical_offset and delays_of(last) == delays_of(levels):
             return self
-        found = [entry for entry in self.entries if entry[0] < physical_offset]
-        if not found or delays_of(found[-1][1]) != delays_of(levels):
-            found.append((physical_offset, levels))
-        while len(found) > 1 and found[1][0] <= log_begin:
-            del found[0]
-        return DelayLevels(tuple(found))
+        entries = [entry for entry in self.entries if entry[0] < physical_offset]
+        if not entries or delays_of(entries[-1][1]) != delays_of(levels):
+            entries.append((physical_offset, levels))
+        while len(entries) > 1 and entries[1][0] <= log_begin:
+            del entries[0]
+        return DelayLevels(tuple(entries))
 
     def below(self, end: int) -> DelayLevels:
         """These levels without those that count for no record of a log that ends at `end`."""

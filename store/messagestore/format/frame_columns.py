@@ -117,7 +117,7 @@ class FrameProjection:
         if not name:
             return self
         made = partial(_every_row, name)
-        columns = [replace(each, made=made) if each.name == _BROKER_NAME else each for each in self.columns]
+        columns = [replace(column, made=made) if column.name == _BROKER_NAME else column for column in self.columns]
         return replace(self, columns=tuple(columns))
 
     def converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:

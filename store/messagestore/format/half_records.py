@@ -91,19 +91,19 @@ class OpenHalf:
     @classmethod
     def of(cls, message: MessageExt) -> OpenHalf:
         """What the record of a half message says."""
-        found = message.system_properties
-        immunity, first = found.get(_IMMUNITY), found.get(_FIRST_OFFSET)
-        queue_id = found.get(REAL_QID, "")
+        values = message.system_properties
+        immunity, first = values.get(_IMMUNITY), values.get(_FIRST_OFFSET)
+        queue_id = values.get(REAL_QID, "")
 
         return cls(
             message_id=message.offset_message_id,
             transaction_id=message.unique_key or "",
-            producer_group=found.get(_GROUP, ""),
-            topic=found.get(REAL_TOPIC, ""),
+            producer_group=values.get(_GROUP, ""),
+            topic=values.get(REAL_TOPIC, ""),
             queue_id=int(queue_id) if queue_id.isascii() and queue_id.isdigit() else -1,
             born_timestamp_ms=message.born_timestamp_ms,
             store_timestamp_ms=message.store_timestamp_ms,
-            check_times=_number(_INT, found.get(_CHECK_TIMES, "0")),
+            check_times=_number(_INT, values.get(_CHECK_TIMES, "0")),
             check_immunity_s=None if immunity is None or _number(_LONG, immunity) == -1 else _number(_LONG, immunity),
             queue_offset=message.queue_offset,
             physical_offset=message.physical_offset,

@@ -65,7 +65,7 @@ def single_records(data: bytes, path: str, physical_offset: int) -> list[bytes]:
     flags = message.sys_flag & ~(SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_MASK)
     _INT.pack_into(head, _SYS_FLAG, flags)
 
-    found = []
+    records = []
     try:
         elements = _elements(plain_body(message.body, message.sys_flag))
     except ValueError as error:
@@ -78,8 +78,8 @@ def single_records(data: bytes, path: str, physical_offset: int) -> list[bytes]:
         _INT.pack_into(head, _FLAG, flag)
         _LONG.pack_into(head, _QUEUE_OFFSET, message.queue_offset + number)
         _INT.pack_into(head, body_at - _INT.size, len(body))
-        found.append(b"".join((head, body, topic, _LENGTH.pack(len(properties)), properties)))
-    return found
+        records.append(b"".join((head, body, topic, _LENGTH.pack(len(properties)), properties)))
+    return records
 
 
 def _properties_at(data: bytes, topic: str, topic_at: int) -> int:
@@ -97,7 +97,7 @@ def _elements(body: bytes) -> list[tuple[int, bytes, bytes]]:
     ValueError
         A length leads out of the body.
     """
-    found, at = [], 0
+    elements, at = [], 0
     while at < len(body):
         if at + _ELEMENT.size > len(body):
             raise ValueError(f"{len(body) - at} bytes behind the last message")
@@ -112,6 +112,6 @@ def _elements(body: bytes) -> list[tuple[int, bytes, bytes]]:
         if properties_size < 0 or end > len(body) or size != end - at:
             raise ValueError(f"a message at {at} that says {size} bytes and has {end - at}")
 
-        found.append((flag, body[at + _ELEMENT.size : body_end], body[body_end + _LENGTH.size : end]))
+        elements.append((flag, body[at + _ELEMENT.size : body_end], body[body_end + _LENGTH.size : end]))
         at = end
-    return found
+    return elements

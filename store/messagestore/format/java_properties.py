@@ -67,8 +67,8 @@ def _goes_on(line: str) -> bool:
 
 def _unescaped(text: str) -> str:
     def character(escape: re.Match[str]) -> str:
-        found = escape[1]
-        return chr(int(found[1:], 16)) if len(found) > 1 else _ESCAPED.get(found, found)
+        escaped = escape[1]
+        return chr(int(escaped[1:], 16)) if len(escaped) > 1 else _ESCAPED.get(escaped, escaped)
 
     return _ESCAPE.sub(character, text) if "\\" in text else text
 

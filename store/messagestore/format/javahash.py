@@ -74,8 +74,8 @@ def java_hashes(values: pa.Array) -> NDArray[np.int32]:
     """
     if isinstance(values, pa.DictionaryArray):
         hashes = np.append(java_hashes(values.dictionary), np.int32(0))  # the last hash is for nulls
-        found: NDArray[np.int32] = hashes[codes_of(values)]
-        return found
+        hashes_of_rows: NDArray[np.int32] = hashes[codes_of(values)]
+        return hashes_of_rows
     return hash_ranges(*ranges_of(values))
 
 

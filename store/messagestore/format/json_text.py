@@ -36,7 +36,11 @@ def bounded_json(text: str, most_values: int) -> Any:
         raise ValueError(f"nested too deeply; at most {_MOST_LEVELS} levels are read") from None
     level: list[Any] = [value]
     for _ in range(_MOST_LEVELS):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        inner = (
+            container.values() if isinstance(container, dict) else container
+            for container in level
+            if isinstance(container, dict | list)
+        )
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
             return value

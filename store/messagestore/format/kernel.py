@@ -252,9 +252,9 @@ def load(path: str | Path) -> Kernel:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    found = getattr(module, "VERSION", None)
-    if found != VERSION:
-        raise ImportError(f"{path}: found version {found}; allowed is {VERSION}. Compile it again: make setup")
+    version = getattr(module, "VERSION", None)
+    if version != VERSION:
+        raise ImportError(f"{path}: found version {version}; allowed is {VERSION}. Compile it again: make setup")
     return cast(Kernel, module)
 
 

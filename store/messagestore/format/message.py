@@ -137,14 +137,14 @@ class Message:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Not every mapping can be pickled, and the one that stands for no properties is known by its identity.
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        own = given.pop("properties")
-        return _message, (given if own is NO_PROPERTIES else given | {"properties": dict(own)},)
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
+        own = values.pop("properties")
+        return _message, (values if own is NO_PROPERTIES else values | {"properties": dict(own)},)
 
 
-def _message(given: dict[str, Any]) -> Message:
+def _message(values: dict[str, Any]) -> Message:
     """A message that was pickled or copied."""
-    return Message(**given)
+    return Message(**values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,9 +255,9 @@ def _size_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
             sizes += np.where(valid_of(column), lengths_of(column) + len(f"{name}=;"), 0)
     if texts.entries is not None:
         names, codes = lengths_of(plain(texts.entries.names.dictionary)), texts.entries.name_codes
-        each = lengths_of(texts.entries.values) + 2
-        each += np.append(names, 0)[codes]  # the last size is for nulls
-        sizes += _sums(each, texts.entries.counts)
+        entry_sizes = lengths_of(texts.entries.values) + 2
+        entry_sizes += np.append(names, 0)[codes]  # the last size is for nulls
+        sizes += _sums(entry_sizes, texts.entries.counts)
     levels = texts.columns.delay_time_level
     if levels is not None and levels.any():
         topics = np.append([len(name.encode("utf-8", "replace")) for name in texts.topic_names], 0)
@@ -270,8 +270,8 @@ def _size_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
 def _sums(values: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The sum of each row's values, which lie one row behind the other."""
     sums, ends = np.concatenate([[0], np.cumsum(values)]), np.cumsum(counts)
-    found: NDArray[np.int64] = sums[ends] - sums[ends - counts]
-    return found
+    sums_of_rows: NDArray[np.int64] = sums[ends] - sums[ends - counts]
+    return sums_of_rows
 
 
 # ---- texts

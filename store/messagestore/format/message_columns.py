@@ -129,15 +129,15 @@ class MessageColumns:
         """The rows from `start` to `start + count` (at most to the end), without copying."""
         rows = slice(start, start + count)
         taken: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            taken[each.name] = value if value is None or isinstance(value, str | Mapping) else value[rows]
+        for column in fields(self):
+            value = getattr(self, column.name)
+            taken[column.name] = value if value is None or isinstance(value, str | Mapping) else value[rows]
         taken["given"] = {name: values[rows] for name, values in self.given.items()}
         return MessageColumns(**taken)
 
     def of_rows(self, mask: NDArray[np.bool_]) -> MessageColumns:
         """Some of the rows: bool[n]. The values are copied."""
-        taken = {each.name: _of_rows(getattr(self, each.name), mask) for each in fields(self)}
+        taken = {column.name: _of_rows(getattr(self, column.name), mask) for column in fields(self)}
         taken["given"] = {name: _of_rows(values, mask) for name, values in self.given.items()}
         return MessageColumns(**taken)
 
@@ -292,29 +292,32 @@ def _of_rows(values: Any, mask: NDArray[np.bool_]) -> Any:
 
 def _find(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> dict[str, pa.Array]:
     """Field -> column. A column of Arrow's null type counts as missing, except for the body."""
-    known = [name for names in _NAMES.values() for name in names]
+    column_names = [name for names in _NAMES.values() for name in names]
     for name in columns:
-        if name not in known:
-            raise MessageIllegalError(f"column {name!r}: no such column; allowed are {', '.join(known)}", field=name)
-
-    found: dict[str, pa.Array] = {}
-    for name, names in _NAMES.items():
-        given = [alias for alias in names if alias in columns and not pa.types.is_null(columns[alias].type)]
-        if len(given) > 1:
+        if name not in column_names:
             raise MessageIllegalError(
-                f"columns {given[0]} and {given[1]}: both are for {name}, of which a message has one. Drop one of them",
+                f"column {name!r}: no such column; allowed are {', '.join(column_names)}", field=name
+            )
+
+    columns_by_field: dict[str, pa.Array] = {}
+    for name, names in _NAMES.items():
+        aliases = [alias for alias in names if alias in columns and not pa.types.is_null(columns[alias].type)]
+        if len(aliases) > 1:
+            raise MessageIllegalError(
+                f"columns {aliases[0]} and {aliases[1]}: both are for {name}, of which a message has one. "
+                "Drop one of them",
                 field=name,
             )
 
         for alias in names:
-            if alias in columns and name not in found:
+            if alias in columns and name not in columns_by_field:
                 column = columns[alias]
                 column = _one_array(column, alias)
                 if not pa.types.is_null(column.type):
-                    found[name] = column
+                    columns_by_field[name] = column
                 elif name == "body":
-                    found[name] = column.cast(pa.binary())
-    return found
+                    columns_by_field[name] = column.cast(pa.binary())
+    return columns_by_field
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
@@ -511,8 +514,8 @@ class ColumnTexts:
         if keys is None:
             return [[]] * self.columns.row_count
         ends = np.cumsum(keys.counts).tolist()
-        each = _strings(keys.texts)
-        return [each[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        texts = _strings(keys.texts)
+        return [texts[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     @cached_property
     def tag_rows(self) -> list[str | None]:

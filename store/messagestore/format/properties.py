@@ -146,12 +146,12 @@ def check_keys(keys: Sequence[str], row: int | None = None) -> None:
         raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list of text", field="keys", row=row)
 
     try:
-        each = iter(keys)
+        iterator = iter(keys)
     except TypeError:
         words = f"keys: found {type(keys).__name__}; allowed is a list of text"
         raise MessageIllegalError(words, field="keys", row=row) from None
 
-    for key in each:
+    for key in iterator:
         fault = text_fault(key)
         if fault is None and KEY_SEPARATOR in key:
             fault = f"found {key[:80]!r}; allowed is text without blanks, which separate keys"

@@ -312,11 +312,11 @@ def size_of_body(body: object, row: int | None = None) -> int:
     try:
         view = memoryview(body)  # type: ignore[arg-type]
     except TypeError:
-        found = type(body).__name__
-        raise MessageIllegalError(f"body: found {found}; allowed are bytes", field="body", row=row) from None
+        kind = type(body).__name__
+        raise MessageIllegalError(f"body: found {kind}; allowed are bytes", field="body", row=row) from None
     if not view.c_contiguous:
-        found = "a memoryview of bytes that are not side by side"
-        raise MessageIllegalError(f"body: found {found}; allowed are bytes. Call its tobytes()", field="body", row=row)
+        kind = "a memoryview of bytes that are not side by side"
+        raise MessageIllegalError(f"body: found {kind}; allowed are bytes. Call its tobytes()", field="body", row=row)
     return view.nbytes
 
 
@@ -577,13 +577,13 @@ def _verify(view: memoryview, body: bytes, body_crc: int, properties_start: int,
     if end < properties_start:
         return
 
-    name, found = bytes(view[end : end + len(PROPERTY_CRC_BEGIN)]), bytes(view[end + len(PROPERTY_CRC_BEGIN) :])
+    name, digits = bytes(view[end : end + len(PROPERTY_CRC_BEGIN)]), bytes(view[end + len(PROPERTY_CRC_BEGIN) :])
     whole = name == PROPERTY_CRC_BEGIN
     if not whole and 2 * sum(map(operator.eq, name, PROPERTY_CRC_BEGIN)) < len(name):
         return
 
     wanted = crc_digits(crc32(view[:end])) + b"\x02"
-    if whole and found != wanted:
-        fault.checksum(f"{PROPERTY_CRC_NAME} {wanted[:-1].decode()}", repr(found[:-1])[1:])
-    if not whole and found == wanted:  # only a property whose name was damaged has this value
+    if whole and digits != wanted:
+        fault.checksum(f"{PROPERTY_CRC_NAME} {wanted[:-1].decode()}", repr(digits[:-1])[1:])
+    if not whole and digits == wanted:  # only a property whose name was damaged has this value
         fault.checksum(f"a property {PROPERTY_CRC_NAME}", repr(name[:-1])[1:])

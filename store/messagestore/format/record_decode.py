@@ -199,8 +199,8 @@ class _Records:
                 same = self._topic(row) == _bytes_of(expected.topic)
             if not same:
                 wanted = f"message {number} of {expected.topic}/{expected.queue_id}"
-                found = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
-                raise MagicError(self.path, where, wanted, found)
+                other = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
+                raise MagicError(self.path, where, wanted, other)
         return message
 
     def _topic(self, row: int) -> bytes:

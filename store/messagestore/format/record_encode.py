@@ -78,7 +78,7 @@ def encode_one(
         own, born_ms = message.properties, message.born_timestamp_ms
         try:
             topic, magic, topic_hash = _topic_place(message.topic, limits.auto_message_version_on_topic_len)
-            found = kernel.lib.encode_message(
+            encoded = kernel.lib.encode_message(
                 message.body,
                 topic,
                 magic,
@@ -102,9 +102,9 @@ def encode_one(
                 property_crc,
             )
         except (MessageIllegalError, TypeError):  # the scalar codec says which of the message's faults comes first
-            found = None
-        if found is not None and len(found[0]) <= limits.max_message_size + RECORD_SIZE_RESERVE:
-            return found
+            encoded = None
+        if encoded is not None and len(encoded[0]) <= limits.max_message_size + RECORD_SIZE_RESERVE:
+            return encoded
     data = encode_message(
         message,
         queue_id=queue_id,
@@ -175,15 +175,15 @@ def encode(
     texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
     columns = texts.columns
 
-    found = None
+    encoded = None
     if kernel.lib is not None and columns.queue_id is not None and not _outside(columns.queue_id, columns.flag):
         batch = _batch(texts, limits, store_host, born_host, with_digest)
         size = kernel.lib.encode_size(batch)
         if size is not None:
             order, run_firsts, run_counts = _group(texts)
-            found = _by_kernel(kernel.lib, batch, order, columns.row_count, *size)
+            encoded = _by_kernel(kernel.lib, batch, order, columns.row_count, *size)
 
-    if found is None:
+    if encoded is None:
         fault = first_fault(texts, limits, first_row)
         if fault is not None:
             raise fault
@@ -191,20 +191,20 @@ def encode(
             raise AssertionError("the kernel refuses a batch in which every row is legal")
         kernel.tell_without()
         order, run_firsts, run_counts = _group(texts)
-        found = _by_rows(texts, order, limits, store_host, born_host, with_digest)
+        encoded = _by_rows(texts, order, limits, store_host, born_host, with_digest)
 
     assert columns.queue_id is not None
     return Rows.unplaced(
-        found.starts,
-        data=found.data,
+        encoded.starts,
+        data=encoded.data,
         store_timestamp_position=store_timestamp_position(host_flags(born_host, store_host)),
         run_topics=[texts.topic_names[code] for code in texts.topic_codes[run_firsts].tolist()],
         run_queue_ids=columns.queue_id[run_firsts].astype(np.int32),
         run_counts=run_counts.astype(np.int32),
-        tags_codes=found.tags_codes,
-        key_hashes=found.key_hashes,
-        key_counts=found.key_counts,
-        digest=found.digest,
+        tags_codes=encoded.tags_codes,
+        key_hashes=encoded.key_hashes,
+        key_counts=encoded.key_counts,
+        digest=encoded.digest,
         property_crc=limits.enabled_append_prop_crc,
     )
 
@@ -338,10 +338,10 @@ def _topics(
     A name that may not be stored is empty here. It is a fault only in rows that have it.
     """
     legal = [topic_error(name, auto_version) is None for name in names]
-    found = [topic_bytes(name, auto_version) if good else (0, b"") for name, good in zip(names, legal, strict=True)]
-    packed, ends = _packed([each for _, each in found])
+    places = [topic_bytes(name, auto_version) if good else (0, b"") for name, good in zip(names, legal, strict=True)]
+    packed, ends = _packed([packed_topic for _, packed_topic in places])
     hashes = [javahash.java_hash(f"{name}#") for name in names]
-    return packed, ends, np.array([magic for magic, _ in found], np.int32), np.array(hashes, np.int32)
+    return packed, ends, np.array([magic for magic, _ in places], np.int32), np.array(hashes, np.int32)
 
 
 # ---- by rows

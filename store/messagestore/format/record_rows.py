@@ -54,15 +54,15 @@ def _few(
     delay_levels: DelayLevels,
 ) -> Rows:
     """Read records one by one, which for a few dozen takes a fraction of what the many steps of `_many` cost."""
-    found = []
+    rows = []
     for start in starts.tolist():
         m = record.decode_message(data.data, start, verify=False)
         keys = m.keys if m.unique_key is None else (m.unique_key, *m.keys)
         hashes = [javahash.index_hash(m.topic, key) for key in keys]
         place = (m.queue_offset, physical_offset + start, m.size)
         code = _tags_code(m, delay_levels, physical_offset + start)
-        found.append(Row(m.topic, m.queue_id, *place, code, m.store_timestamp_ms, hashes))
-    return Rows.of(found)
+        rows.append(Row(m.topic, m.queue_id, *place, code, m.store_timestamp_ms, hashes))
+    return Rows.of(rows)
 
 
 def _many(
@@ -130,9 +130,9 @@ def values_of(properties: pa.MapArray, name: str) -> tuple[NDArray[np.int64], pa
 def _delays(levels: pa.Array, delays_ms: tuple[int, ...]) -> NDArray[np.int64]:
     """The delay of each value of DELAY in milliseconds; -1 for what is no level."""
     texts = levels.dictionary_encode()
-    known = [delay_of(text, delays_ms) for text in texts.dictionary.to_pylist()]
-    found: NDArray[np.int64] = np.array(known, np.int64)[numpy_of(texts.indices)]
-    return found
+    delays_of_levels = [delay_of(text, delays_ms) for text in texts.dictionary.to_pylist()]
+    delays_of_rows: NDArray[np.int64] = np.array(delays_of_levels, np.int64)[numpy_of(texts.indices)]
+    return delays_of_rows
 
 
 def delay_of(level: str, delays_ms: tuple[int, ...]) -> int:

@@ -96,18 +96,18 @@ def heads(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.void
         kernel.lib.heads(np.ascontiguousarray(data), np.ascontiguousarray(starts, np.int64), in_c)
         return in_c
     raw = unaligned(data, f"V{RECORD_HEAD.size}")[starts]
-    found: NDArray[np.void] = raw.view(RECORD_HEAD.dtype).astype(HEAD_DTYPE)
-    rows = np.flatnonzero(found["sys_flag"] & HOST_FLAGS)
+    record_heads: NDArray[np.void] = raw.view(RECORD_HEAD.dtype).astype(HEAD_DTYPE)
+    rows = np.flatnonzero(record_heads["sys_flag"] & HOST_FLAGS)
     if len(rows):
-        _correct_for_ipv6(data, starts, found, rows)
-    return found
+        _correct_for_ipv6(data, starts, record_heads, rows)
+    return record_heads
 
 
 def _correct_for_ipv6(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void], rows: NDArray[np.int64]
+    data: NDArray[np.uint8], starts: NDArray[np.int64], record_heads: NDArray[np.void], rows: NDArray[np.int64]
 ) -> None:
     """Correct the fields behind the host in the rows with an IPv6 host."""
-    flags = found["sys_flag"][rows]
+    flags = record_heads["sys_flag"][rows]
     behind_born = np.where(flags & SYS_FLAG_BORN_HOST_V6, IPV6_EXTRA_SIZE, 0)
     behind_both = behind_born + np.where(flags & SYS_FLAG_STORE_HOST_V6, IPV6_EXTRA_SIZE, 0)
     for names, moved in ((_BEHIND_BORN_HOST, behind_born), (_BEHIND_HOSTS, behind_both)):
@@ -115,16 +115,16 @@ def _correct_for_ipv6(
             items = unaligned(data, RECORD_HEAD.dtype[name])
             at = starts[rows] + RECORD_HEAD.offset(name) + moved
             inside = at < len(items)  # a head that the end of the data cuts off reads as 0
-            found[name][rows] = np.where(inside, items[np.where(inside, at, 0)], 0)
+            record_heads[name][rows] = np.where(inside, items[np.where(inside, at, 0)], 0)
     for flag, names in _HOST_FIELDS.items():
         cleared = rows[(flags & flag) != 0]
         for name in names:
-            found[name][cleared] = 0
+            record_heads[name][cleared] = 0
 
 
-def head_sizes(found: NDArray[np.void]) -> NDArray[np.int64]:
+def head_sizes(record_heads: NDArray[np.void]) -> NDArray[np.int64]:
     """The number of bytes before the body of each record: 88, 100 or 112."""
-    flags = found["sys_flag"]
+    flags = record_heads["sys_flag"]
     extra = ((flags & SYS_FLAG_BORN_HOST_V6) != 0).astype(np.int64) + ((flags & SYS_FLAG_STORE_HOST_V6) != 0)
     sizes: NDArray[np.int64] = RECORD_HEAD.size + IPV6_EXTRA_SIZE * extra
     return sizes
@@ -154,7 +154,7 @@ class Parts:
     ends: NDArray[np.int64]
 
 
-def parts(data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void]) -> tuple[int, Parts]:
+def parts(data: NDArray[np.uint8], starts: NDArray[np.int64], record_heads: NDArray[np.void]) -> tuple[int, Parts]:
     """Locate the parts of each record, as far as the lengths add up.
 
     Parameters
@@ -162,7 +162,7 @@ def parts(data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.
     data : uint8[m]
     starts : int64[n]
         Records that are completely in the data, according to their TOTALSIZE.
-    found : structured[n]
+    record_heads : structured[n]
         Their heads.
 
     Returns
@@ -172,15 +172,15 @@ def parts(data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.
     parts : Parts
         The parts of these records.
     """
-    body_sizes, flags = found["body_size"], found["sys_flag"]
-    wide = np.flatnonzero(found["magic"] == MAGIC_V2)
+    body_sizes, flags = record_heads["body_size"], record_heads["sys_flag"]
+    wide = np.flatnonzero(record_heads["magic"] == MAGIC_V2)
     length_sizes: Any = TOPIC_LENGTH_SIZES[MAGIC_V1]
     if len(wide):
         length_sizes = np.full(len(starts), length_sizes)
         length_sizes[wide] = TOPIC_LENGTH_SIZES[MAGIC_V2]
 
-    body_starts = starts + (head_sizes(found) if (flags & HOST_FLAGS).any() else RECORD_HEAD.size)
-    ends = starts + found["total_size"]
+    body_starts = starts + (head_sizes(record_heads) if (flags & HOST_FLAGS).any() else RECORD_HEAD.size)
+    ends = starts + record_heads["total_size"]
     body_ends = body_starts + body_sizes
     topic_starts = body_ends + length_sizes
 
@@ -259,10 +259,10 @@ def property_crc_digits(crcs: NDArray[np.uint32]) -> NDArray[np.uint8]:
     return digits
 
 
-def bad_body_crcs(data: NDArray[np.uint8], found: NDArray[np.void], where: Parts) -> NDArray[np.bool_]:
+def bad_body_crcs(data: NDArray[np.uint8], record_heads: NDArray[np.void], where: Parts) -> NDArray[np.bool_]:
     """True where BODYCRC is not the CRC of the body. An empty body has none."""
     crcs = crcs_of_ranges(data, where.body_starts, where.body_ends) & np.uint32(CRC_MASK)
-    bad: NDArray[np.bool_] = (crcs.view(np.int32) != found["body_crc"]) & (found["body_size"] != 0)
+    bad: NDArray[np.bool_] = (crcs.view(np.int32) != record_heads["body_crc"]) & (record_heads["body_size"] != 0)
     return bad
 
 
@@ -313,11 +313,11 @@ def scan(
         starts = starts[
             : kernel.lib.scan(np.ascontiguousarray(data), usable, physical_offset, verify_body_crc, starts)
         ].copy()
-        found = heads(data, starts)
+        record_heads = heads(data, starts)
     else:
-        starts, found = _by_arrays(data[:usable], physical_offset, verify_body_crc)
-    position = int(starts[-1]) + int(found["total_size"][-1]) if len(starts) else 0
-    return starts, found, _why(data, position, physical_offset, file_bytes_left)
+        starts, record_heads = _by_arrays(data[:usable], physical_offset, verify_body_crc)
+    position = int(starts[-1]) + int(record_heads["total_size"][-1]) if len(starts) else 0
+    return starts, record_heads, _why(data, position, physical_offset, file_bytes_left)
 
 
 def _by_arrays(
@@ -331,11 +331,11 @@ def _by_arrays(
 
     while position < len(data):
         block = data[position : position + size]
-        starts, found = _valid(block, physical_offset + position, verify_body_crc)
+        starts, record_heads = _valid(block, physical_offset + position, verify_body_crc)
         if len(starts):
             all_starts.append(starts + position)
-            all_heads.append(found)
-            position += int(starts[-1]) + int(found["total_size"][-1])
+            all_heads.append(record_heads)
+            position += int(starts[-1]) + int(record_heads["total_size"][-1])
             size = _BLOCK_SIZE
         else:
             size = _total_size(block)
@@ -349,13 +349,13 @@ def _valid(
 ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
     """The starts and heads of the valid records of one block."""
     starts = _chain(data)
-    found = heads(data, starts)
-    count = leading(found["physical_offset"] == starts + physical_offset)
-    count, where = parts(data, starts[:count], found[:count])
+    record_heads = heads(data, starts)
+    count = leading(record_heads["physical_offset"] == starts + physical_offset)
+    count, where = parts(data, starts[:count], record_heads[:count])
     if verify_body_crc:
-        bad = bad_body_crcs(data, found[:count], where) | bad_property_crcs(data, starts[:count], where)
+        bad = bad_body_crcs(data, record_heads[:count], where) | bad_property_crcs(data, starts[:count], where)
         count = leading(~bad)
-    return starts[:count], found[:count]
+    return starts[:count], record_heads[:count]
 
 
 def _total_size(data: NDArray[np.uint8]) -> int:
@@ -406,8 +406,8 @@ def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_byte
         return ScanEnd("size", position, f"a BLANK of {left} bytes", f"one of {size}")
 
     if magic not in TOPIC_LENGTH_SIZES:
-        known = " or ".join(f"{value & 0xFFFFFFFF:#x}" for value in TOPIC_LENGTH_SIZES)
-        return ScanEnd("magic", position, f"magic {known}", f"{magic & 0xFFFFFFFF:#x}")
+        magics = " or ".join(f"{value & 0xFFFFFFFF:#x}" for value in TOPIC_LENGTH_SIZES)
+        return ScanEnd("magic", position, f"magic {magics}", f"{magic & 0xFFFFFFFF:#x}")
     if not MIN_RECORD_SIZE <= size <= left - BLANK.size:
         return ScanEnd("size", position, f"TOTALSIZE of {MIN_RECORD_SIZE} to {left - BLANK.size}", str(size))
 

@@ -57,14 +57,14 @@ def delayed(rows: Rows, level: int, delay_levels: DelayLevels) -> Rows:
     for run in runs:
         real[run.topic] = max(real.get(run.topic, 0), run.queue_id)
 
-    found = unplaced(
+    waiting = unplaced(
         data,
         begins,
         delay_levels,
         store_timestamp_position=rows.store_timestamp_position,
         property_crc=rows.property_crc,
     )
-    return replace(found, digest=rows.digest, real_queues=tuple(real.items()))
+    return replace(waiting, digest=rows.digest, real_queues=tuple(real.items()))
 
 
 def unplaced(
@@ -77,10 +77,10 @@ def unplaced(
 ) -> Rows:
     """Rows without a place of records that lie back to back; the last start is the end of the data."""
     begins = starts[:-1]
-    found = rows_of(data, begins, record_scan.heads(data, begins), 0, delay_levels)
+    rows = rows_of(data, begins, record_scan.heads(data, begins), 0, delay_levels)
     nothing = np.zeros(len(begins), np.int64)
     return replace(
-        found,
+        rows,
         data=data,
         queue_offsets=nothing,
         store_timestamps_ms=nothing,
@@ -154,7 +154,7 @@ def readdressed(
     )
 
     begins = np.frombuffer(joined.buffers()[1], np.int64, n + 1, 8 * joined.offset)
-    found = np.frombuffer(joined.buffers()[2], np.uint8)[begins[0] : begins[-1]].copy()
+    records = np.frombuffer(joined.buffers()[2], np.uint8)[begins[0] : begins[-1]].copy()
     begins = begins - begins[0]
 
     magics = np.array([magic for magic, _ in packed], np.int32)
@@ -165,8 +165,8 @@ def readdressed(
         ("queue_offset", np.zeros(n, np.int64)),
         ("physical_offset", np.zeros(n, np.int64)),
     ):
-        put_numbers(found, begins[:-1] + RECORD_HEAD.offset(name), values, 8 if name.endswith("_offset") else 4)
-    return found, begins
+        put_numbers(records, begins[:-1] + RECORD_HEAD.offset(name), values, 8 if name.endswith("_offset") else 4)
+    return records, begins
 
 
 def put_numbers(data: NDArray[np.uint8], positions: NDArray[np.int64], values: NDArray[Any], width: int) -> None:
@@ -178,8 +178,8 @@ def _has_crc(data: NDArray[np.uint8], property_starts: NDArray[np.int64], ends: 
     """Which records end in `__CRC32#`."""
     at = ends - PROPERTY_CRC_SIZE
     begin = np.frombuffer(PROPERTY_CRC_BEGIN, np.uint8)
-    found = data[np.maximum(at, 0)[:, None] + np.arange(len(begin))] == begin
-    has: NDArray[np.bool_] = found.all(axis=1) & (at >= property_starts)
+    same_bytes = data[np.maximum(at, 0)[:, None] + np.arange(len(begin))] == begin
+    has: NDArray[np.bool_] = same_bytes.all(axis=1) & (at >= property_starts)
     return has
 
 

@@ -43,7 +43,7 @@ def digest_fields(texts: ColumnTexts) -> list[Field]:
     """The fields that the digest covers besides body, keys, tags and properties."""
     columns, given = texts.columns, texts.columns.given
     flag, delay = columns.flag, columns.delay_time_level
-    found = {
+    fields = {
         TOPIC: _texts(given_topic(texts)),
         FLAG: _numbers(given.get("flag", None if flag is None else array_of(flag))),
         SHARDING_KEY: _texts(columns.sharding_key),
@@ -52,7 +52,7 @@ def digest_fields(texts: ColumnTexts) -> list[Field]:
         DELAY_TIME_LEVEL: _numbers(given.get("delay_time_level", None if delay is None else array_of(delay))),
         UNIQUE_KEY: _texts(given.get("unique_key")),
     }
-    return [(number, *field) for number, field in found.items() if field is not None]
+    return [(number, *field) for number, field in fields.items() if field is not None]
 
 
 def _texts(column: pa.Array | None) -> tuple[NDArray[np.uint64], NDArray[np.bool_]] | None:
@@ -72,16 +72,20 @@ def row_hashes(columns: MessageColumns | ColumnTexts) -> list[int]:
 
     hashes = []
     for row, body in enumerate(texts.body.to_pylist()):
-        found = {number: values[row] for number, values, present in fields if present[row]}
-        found[BODY] = xxh3(body or b"")
+        hashes_of_fields = {number: values[row] for number, values, present in fields if present[row]}
+        hashes_of_fields[BODY] = xxh3(body or b"")
         if keys[row]:
-            found[KEYS] = xxh3(KEY_SEPARATOR.join(keys[row]).encode())
+            hashes_of_fields[KEYS] = xxh3(KEY_SEPARATOR.join(keys[row]).encode())
         tag = tags[row]
         if tag is not None:
-            found[TAGS] = xxh3(tag.encode())
+            hashes_of_fields[TAGS] = xxh3(tag.encode())
         if properties[row]:
             pairs = [(name.encode(), value.encode()) for name, value in properties[row].items()]
-            found[PROPERTIES] = sum(xxh3(name + NAME_VALUE_SEPARATOR + value) for name, value in pairs) & _MASK
+            hashes_of_fields[PROPERTIES] = (
+                sum(xxh3(name + NAME_VALUE_SEPARATOR + value) for name, value in pairs) & _MASK
+            )
 
-        hashes.append(xxh3(b"".join(struct.pack("<QQ", number, found[number]) for number in sorted(found))))
+        hashes.append(
+            xxh3(b"".join(struct.pack("<QQ", number, hashes_of_fields[number]) for number in sorted(hashes_of_fields)))
+        )
     return hashes

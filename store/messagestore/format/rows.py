@@ -232,15 +232,15 @@ class Rows:
         keys = zip(self.run_topics, self.run_queue_ids.tolist(), strict=True)
         of_runs = [queues.setdefault(key, len(queues)) for key in keys]
         if len(queues) == len(of_runs):
-            found = {(topic, queue_id): np.arange(start, stop) for topic, queue_id, start, stop in self.runs()}
+            rows_by_queue = {(topic, queue_id): np.arange(start, stop) for topic, queue_id, start, stop in self.runs()}
         else:
             of_rows = np.repeat(np.array(of_runs, np.uint16 if len(queues) <= 1 << 16 else np.int64), self.run_counts)
             order = np.argsort(of_rows, kind="stable")  # 16 bits are sorted by radix
             ends = np.cumsum(np.bincount(of_rows)).tolist()
-            found = {key: order[start:end] for key, start, end in zip(queues, [0, *ends], ends, strict=False)}
+            rows_by_queue = {key: order[start:end] for key, start, end in zip(queues, [0, *ends], ends, strict=False)}
         if self.has_unit is None:
-            return found
-        with_unit = {key: rows[self.has_unit[rows]] for key, rows in found.items()}
+            return rows_by_queue
+        with_unit = {key: rows[self.has_unit[rows]] for key, rows in rows_by_queue.items()}
         return {key: rows for key, rows in with_unit.items() if len(rows)}
 
     def numbered(self, next_offsets: dict[tuple[str, int], int]) -> Rows:

@@ -69,8 +69,8 @@ def xxh3_of(values: pa.Array) -> NDArray[np.uint64]:
     """
     if isinstance(values, pa.DictionaryArray):
         hashes = np.append(xxh3_of(values.dictionary), np.uint64(xxh3(b"")))  # the last one is for nulls
-        found: NDArray[np.uint64] = hashes[codes_of(values)]
-        return found
+        hashes_of_rows: NDArray[np.uint64] = hashes[codes_of(values)]
+        return hashes_of_rows
     data, starts, ends = ranges_of(values)
     out = np.empty(len(starts), np.uint64)
     if kernel.lib is not None:

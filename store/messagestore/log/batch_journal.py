@@ -288,7 +288,7 @@ class BatchJournal:
         The log loses records only at its end. Therefore the newest entry is checked first, and the first entry whose
         record is there ends the search. A caller that relies on one entry checks that entry itself.
         """
-        missing = itertools.takewhile(lambda each: not is_there(*each), self.newest_first(above))
+        missing = itertools.takewhile(lambda app_and_entry: not is_there(*app_and_entry), self.newest_first(above))
         for app_id, entry in list(missing):
             self.drop(app_id, entry.version)
 
@@ -314,16 +314,16 @@ class BatchJournal:
 
     def note_queues(self, queues: Iterable[tuple[str, int]]) -> None:
         """Remember queues that have units."""
-        known = self.queues if self.queues is not None else {}
+        ranges_by_topic = self.queues if self.queues is not None else {}
         for topic, queue_id in sorted(queues):
-            ranges = known.setdefault(topic, [])
+            ranges = ranges_by_topic.setdefault(topic, [])
             if any(first <= queue_id <= last for first, last in ranges):
                 continue
             if ranges and ranges[-1][1] == queue_id - 1:
                 ranges[-1] = (ranges[-1][0], queue_id)
             else:
                 ranges.append((queue_id, queue_id))
-        self.queues = known
+        self.queues = ranges_by_topic
 
     def queue_names(self) -> Iterator[tuple[str, int]]:
         """Yield the queues that had units at the last clean end."""
@@ -401,10 +401,10 @@ class BatchJournal:
             ("queries", "query", self._queries),
             ("topics", "topics", self._topics),
         ):  # only what an entry names
-            known = rows[column] != _NONE
-            used = np.bincount(rows[column][known], minlength=len(numbers.by_number)) > 0
+            filled = rows[column] != _NONE
+            used = np.bincount(rows[column][filled], minlength=len(numbers.by_number)) > 0
             names[key] = [numbers.by_number[number] for number in np.flatnonzero(used).tolist()]
-            rows[column][known] = (np.cumsum(used) - 1)[rows[column][known]]
+            rows[column][filled] = (np.cumsum(used) - 1)[rows[column][filled]]
 
         names["replaced"] = {app_id: list(ids) for app_id, ids in sorted(self._replaced.items())}
         if self.queues is not None:

@@ -505,8 +505,8 @@ class QueueRuns:
 
         Such a record was left by a crash; it is not the first record of a topic that was created again.
         """
-        known = self._store_time(key, 0)
-        return known is not None and time_ms < known
+        first_ms = self._store_time(key, 0)
+        return first_ms is not None and time_ms < first_ms
 
     def _store_time(self, key: Key, number: int) -> int | None:
         at = self._unit(key, number)

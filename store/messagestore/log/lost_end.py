@@ -149,15 +149,15 @@ def units_behind(files: StoreFiles, end: int) -> tuple[int, int, int]:
     return message_count, queue_count, furthest
 
 
-def lost_segments(log: CommitLog, known: str) -> CorruptionError:
-    """Return the error for a log that ends before a place that it had reached; `known` names the place and the proof.
+def lost_segments(log: CommitLog, proven: str) -> CorruptionError:
+    """Return the error for a log that ends before a place that it had reached; `proven` names the place and the proof.
 
     It is for readers, who need not know how much is missing.
     """
     return CorruptionError(
         log.path(log.max_offset),
         log.max_offset,
-        f"segments up to {known}",
+        f"segments up to {proven}",
         f"none from {log.max_offset} on" if log.offsets else "units, but no segments",
         hint=f"If the log is in several folders (storePathCommitLog), or this is a copy of a part of the store, bring "
         f"all segments together in {log.directory}. If a broker or its disk crashed, let the broker start. If the "

@@ -84,27 +84,27 @@ def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
         )
 
 
-def _log_elsewhere(paths: Paths, found: Mapping[str, str]) -> tuple[str, str] | None:
+def _log_elsewhere(paths: Paths, settings: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the setting of a broker by which its log is in another folder, and the reason to refuse to write."""
-    key, path = "storePathCommitLog", found.get("storePathCommitLog")
-    if not path or not _is_of(paths, found) or os.path.realpath(path) == os.path.realpath(paths.commit_log):
+    key, path = "storePathCommitLog", settings.get("storePathCommitLog")
+    if not path or not _is_of(paths, settings) or os.path.realpath(path) == os.path.realpath(paths.commit_log):
         return None
     link = f"Make {paths.commit_log} a symbolic link to that folder"
     return key, f"its log is elsewhere, and a second one would be created here. {link}"
 
 
-def _log_in_folders(paths: Paths, found: Mapping[str, str]) -> tuple[str, str] | None:
+def _log_in_folders(paths: Paths, settings: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the setting of a broker by which its log is in several folders, and the reason to refuse the store."""
     for key in ("readOnlyCommitLogStorePaths", "storePathCommitLog"):
-        several = key != "storePathCommitLog" or _LOG_FOLDERS_SEPARATOR in found.get(key, "")
-        if found.get(key) and several and _is_of(paths, found):
+        several = key != "storePathCommitLog" or _LOG_FOLDERS_SEPARATOR in settings.get(key, "")
+        if settings.get(key) and several and _is_of(paths, settings):
             return key, f"its log is in several folders, and only one can be read. Use one folder, {paths.commit_log}"
     return None
 
 
-def _is_of(paths: Paths, found: Mapping[str, str]) -> bool:
+def _is_of(paths: Paths, settings: Mapping[str, str]) -> bool:
     """Whether the settings of a broker are those of this store."""
-    return os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
+    return os.path.realpath(settings.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
 
 
 def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None:

@@ -108,17 +108,17 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
 
         path, position = queue.place(expected - 1)
         units = queue.read(expected - 1, 1)
-        known = key not in ends.asked and seal is not None
+        sealed = key not in ends.unsealed and seal is not None
 
         start = queue.first_file_queue_offset
         if start and not files.commit_log.min_offset and int(queue.read(start, 1)["size"][0]) != FILLER_UNIT_SIZE:
             return Fault(directory, 0, f"{wanted}: the log begins at 0", f"units from {start} on")
 
-        if not len(units) or (int(units["size"][0]) <= 0 and not known):
+        if not len(units) or (int(units["size"][0]) <= 0 and not sealed):
             return Fault(path, position, wanted, f"{queue.end()}")
-        if known and seal is not None and units[0].item() != (seal.physical_offset, seal.size, seal.tags_code):
+        if sealed and seal is not None and units[0].item() != (seal.physical_offset, seal.size, seal.tags_code):
             return Fault(path, position, wanted, f"another last unit, {units[0].item()}")
-        return _fault_inside(queue, seal, key, wanted) if thorough and known and seal is not None else None
+        return _fault_inside(queue, seal, key, wanted) if thorough and sealed and seal is not None else None
     except CorruptionError as error:
         return Fault(error.path, error.physical_offset, error.expected, error.found)
     except FileNotFoundError as error:
@@ -137,7 +137,7 @@ def number_left(files: StoreFiles, ends: SealedEnds, key: Key) -> int:
     Retention leaves the newest file of such a queue, so somebody else removed it. Its seal still has the last unit.
     """
     seal = ends.seals.get(key)
-    if seal is None or key in ends.asked or seal.physical_offset >= files.commit_log.min_offset:
+    if seal is None or key in ends.unsealed or seal.physical_offset >= files.commit_log.min_offset:
         return 0
     return 0 if is_deleted(files, key) else seal.end
 
@@ -158,7 +158,7 @@ def keep_number(files: StoreFiles, ends: SealedEnds, key: Key) -> None:
 def renew_seal(files: StoreFiles, ends: SealedEnds, key: Key) -> None:
     """Let the seal of a queue that was rebuilt cover no units that the log could not give back."""
     seal = ends.seals.get(key)
-    if seal is not None and key not in ends.asked and is_without_crc(files, key, seal):
+    if seal is not None and key not in ends.unsealed and is_without_crc(files, key, seal):
         ends.answer(key, Seal.of(seal.end - 1, _last_unit(seal)))
 
 
@@ -205,7 +205,7 @@ def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> S
     limit : int
         Physical offset at which the dispatched log ends.
     """
-    end, old = ends.asked.get(key), ends.seals.get(key)
+    end, old = ends.unsealed.get(key), ends.seals.get(key)
     try:
         queue = files.queue(*key)
         if end is None:

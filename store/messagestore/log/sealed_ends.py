@@ -74,7 +74,7 @@ class SealedEnds:
     seals: dict[Key, Seal] = field(default_factory=dict)
     clean_end: int = 0
     anchor: Anchor = NO_RECORD
-    asked: dict[Key, int | None] = field(default_factory=dict)
+    unsealed: dict[Key, int | None] = field(default_factory=dict)
     """Queues whose files must be asked for the last unit, each with the known end or None."""
 
     def __post_init__(self) -> None:
@@ -88,15 +88,15 @@ class SealedEnds:
 
     def end_of(self, key: Key) -> int | None:
         """Return the number of units of a queue; None if it is unknown."""
-        if key in self.asked:
-            return self.asked[key]
+        if key in self.unsealed:
+            return self.unsealed[key]
         seal = self.seals.get(key)
         return None if seal is None else seal.end
 
     def extend(self, key: Key, first: int, units: bytes) -> None:
         """Add units, as they lie in the file, that were appended to a queue from number `first` on."""
         old, end = self.seals.get(key), first + len(units) // UNIT.size
-        if key in self.asked or first != (old.end if old is not None else 0):
+        if key in self.unsealed or first != (old.end if old is not None else 0):
             self.ask(key, end)
             return
         self.seals[key] = Seal.of(first, units, old)
@@ -104,11 +104,11 @@ class SealedEnds:
 
     def ask(self, key: Key, end: int | None = None) -> None:
         """Note that a queue has changed, and that its file must be asked for its last unit."""
-        self.asked[key] = end
+        self.unsealed[key] = end
 
     def answer(self, key: Key, seal: Seal | None) -> None:
         """Add the seal of a queue whose file had to be asked; None: nothing is known about the queue any more."""
-        self.asked.pop(key, None)
+        self.unsealed.pop(key, None)
         self._changed.add(key)
         if seal is None:
             self.seals.pop(key, None)
@@ -177,7 +177,7 @@ class SealedEnds:
 
     def write(self, disk: Disk, path: str, via: str, clean_end: int, anchor: Anchor) -> None:
         """Record that all of this holds at a clean end, and sync it. No queue may remain to be asked."""
-        if self.asked:
+        if self.unsealed:
             raise AssertionError("queues are left that must be asked")
 
         try:

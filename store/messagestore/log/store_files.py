@@ -362,11 +362,11 @@ class StoreFiles:
     @property
     def other_levels(self) -> str | None:
         """What an operator has to know if the settings name other delay levels than the store's; None: nothing."""
-        asked, known = self.asked_levels, self.commit_log.delay_levels.last
-        if asked is None or delays_of(asked) == delays_of(known):
+        wanted, kept = self.asked_levels, self.commit_log.delay_levels.last
+        if wanted is None or delays_of(wanted) == delays_of(kept):
             return None
         return (
-            f"messageDelayLevel: the settings say {asked!r}, and the store's delay levels are {known!r}. What is in "
+            f"messageDelayLevel: the settings say {wanted!r}, and the store's delay levels are {kept!r}. What is in "
             "the store keeps its delays; a message that is put with these settings has theirs. A broker that takes the "
             "store over has the levels of its own file for all messages whose queues it makes again"
         )
@@ -614,12 +614,12 @@ def check_root(disk: Disk, paths: Paths) -> None:
     while not disk.exists(place) and os.path.dirname(place) != place:
         place = os.path.dirname(place)
     if disk.exists(place) and not disk.is_folder(place):
-        found = "found a file" if place == paths.root else f"{place} is a file"
-        raise NotAStoreError(f"{paths.root}: {found}; allowed is a folder. Give another path", path=paths.root)
+        fault = "found a file" if place == paths.root else f"{place} is a file"
+        raise NotAStoreError(f"{paths.root}: {fault}; allowed is a folder. Give another path", path=paths.root)
     if not looks_like_store(disk, paths) and not is_free(disk, paths):
-        found = ", ".join(disk.names(paths.root)[:5])
+        names = ", ".join(disk.names(paths.root)[:5])
         raise NotAStoreError(
-            f"{paths.root}: found a folder with {found} in it; a new store needs a missing or empty folder",
+            f"{paths.root}: found a folder with {names} in it; a new store needs a missing or empty folder",
             path=paths.root,
         )
 

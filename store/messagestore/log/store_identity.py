@@ -198,8 +198,8 @@ def _search(files: StoreFiles) -> tuple[set[str], str]:
 
     if end - start > _TOLD_SIZE:
         took_s = time.monotonic() - begun_s
-        found = "found BATCH records" if ids else "found no BATCH record"
-        _log.warning("%s: the search took %.0f s and %s", files.paths.root, took_s, found)
+        result = "found BATCH records" if ids else "found no BATCH record"
+        _log.warning("%s: the search took %.0f s and %s", files.paths.root, took_s, result)
 
     if whole:
         return ids, ""

@@ -188,22 +188,22 @@ class Walk:
 
     def _given(self, run: Run) -> Iterator[Run]:
         """Yield a run, or its parts up to a BATCH record after which the walk jumps."""
-        given = 0
+        yielded = 0
         for row in rows_of_batch_topic(run) if self.batches else ():
             at = run.physical_offset + int(run.starts[row])
             batch = parse(self.log.record_bytes(at) or b"", at)
             if batch is None:
                 continue
 
-            if row > given:
-                yield self._passed(run.slice(given, row))
+            if row > yielded:
+                yield self._passed(run.slice(yielded, row))
             yield self._passed(replace(run.slice(row, row + 1), batch=batch))
             if self._jump is not None:
                 return
-            given = row + 1
+            yielded = row + 1
 
-        if given < len(run.starts):
-            yield self._passed(run.slice(given, len(run.starts)) if given else run)
+        if yielded < len(run.starts):
+            yield self._passed(run.slice(yielded, len(run.starts)) if yielded else run)
 
     def _passed(self, run: Run) -> Run:
         self.position = run.end

@@ -133,7 +133,7 @@ class Decoder:
         if self._policy == "skip":
             return []
 
-        known = {
+        row = {
             "topic": part.topic,
             "queue_id": part.queue_id,
             "queue_offset": int(part.queue_offsets[0]),
@@ -141,7 +141,7 @@ class Decoder:
             "size": int(part.sizes[0]),
         }
 
-        arrays = {name: pa.array([known.get(name)], COLUMNS[name]) for name in self._columns}
+        arrays = {name: pa.array([row.get(name)], COLUMNS[name]) for name in self._columns}
         arrays[ERROR] = pa.array([str(error)], pa.string())
         return [self._of(part, pa.RecordBatch.from_pydict(arrays), bad=True)]
 
@@ -150,20 +150,20 @@ class Decoder:
         if self._bad_count == 1:
             _log.warning("badRecords=%s: the first bad record is %s: %s", self._policy, message, error)
 
-    def rows(self, found: _Decoded) -> Iterator[pa.RecordBatch]:
+    def rows(self, messages: _Decoded) -> Iterator[pa.RecordBatch]:
         """The rows of decoded messages."""
-        if found.bad:
-            yield self._projection.converted(found.rows)
+        if messages.bad:
+            yield self._projection.converted(messages.rows)
             return
         if self._tags is not None:
-            found = found.take(pc.is_in(found.rows["tags"], value_set=self._tags))
+            messages = messages.take(pc.is_in(messages.rows["tags"], value_set=self._tags))
         if self._keys is not None:
-            found = found.take(self._has_key(found.rows))
+            messages = messages.take(self._has_key(messages.rows))
         if self._stored_ms is not None:
             first_ms, end_ms = self._stored_ms
-            times_ms = numpy_of(found.rows["store_timestamp_ms"])
-            found = found.take(pa.array((times_ms >= first_ms) & (times_ms < end_ms)))
-        for rows in self._plain(found) if self._decompresses else (found.rows,):
+            times_ms = numpy_of(messages.rows["store_timestamp_ms"])
+            messages = messages.take(pa.array((times_ms >= first_ms) & (times_ms < end_ms)))
+        for rows in self._plain(messages) if self._decompresses else (messages.rows,):
             if rows.num_rows:
                 yield self._projection.converted(rows)
 
@@ -176,9 +176,9 @@ class Decoder:
         by_key[numpy_of(owners)] = True
         return pc.or_(pa.array(by_key), pc.is_in(rows["unique_key"], value_set=self._keys))
 
-    def _plain(self, found: _Decoded) -> Iterator[pa.RecordBatch]:
+    def _plain(self, messages: _Decoded) -> Iterator[pa.RecordBatch]:
         """The rows with plain bodies. A loop over the compressed ones: each is a stream of its own."""
-        rows = found.rows
+        rows = messages.rows
         packed = np.flatnonzero(numpy_of(rows["sys_flag"]) & SYS_FLAG_COMPRESSED)
         if not len(packed):
             yield rows
@@ -193,7 +193,7 @@ class Decoder:
             try:
                 body = plain_body(bodies[row].as_py(), flags[row].as_py())
             except ValueError as error:
-                faults[row - first] = self._fault(found, row, error)
+                faults[row - first] = self._fault(messages, row, error)
                 plain[row - first] = None
                 continue
 
@@ -206,11 +206,11 @@ class Decoder:
         if first < rows.num_rows:
             yield self._with_bodies(rows.slice(first), plain, faults)
 
-    def _fault(self, found: _Decoded, row: int, error: ValueError) -> str:
-        message = f"message {found.queue_offsets[row]} of {found.part}"
+    def _fault(self, messages: _Decoded, row: int, error: ValueError) -> str:
+        message = f"message {messages.queue_offsets[row]} of {messages.part}"
         fault = CorruptionError(
-            found.path,
-            int(found.physical_offsets[row]),
+            messages.path,
+            int(messages.physical_offsets[row]),
             f"a compressed body of {message}",
             f"one that cannot be read: {error}",
             hint="Set decompress=false to read bodies as they are stored, or badRecords to skip or keep. Both are "

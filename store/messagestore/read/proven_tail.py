@@ -237,9 +237,9 @@ class _Chain:
 
     def _continues(self, key: Key, first: int) -> bool:
         """Whether a record is the next one of its queue. The units below C are synced; those above it prove nothing."""
-        known = self._next.get(key)
-        if known is not None:
-            return first == known
+        next_offset = self._next.get(key)
+        if next_offset is not None:
+            return first == next_offset
         return first <= proven_queue_end(self.files, *key, self.tail.start, crc=False)
 
     def _prove(self, end: int) -> None:

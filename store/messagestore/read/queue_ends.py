@@ -130,8 +130,8 @@ class QueueEnds:
         newest, again = (-1, 0), set[tuple[str, int]]()
         for key, end in ends.items():
             known_end, known_place = self._places.get(key, (0, -1))
-            known = 0 < known_end <= end and known_place >= 0
-            if known and self._place(key, known_end)[0] not in (known_place, -1):
+            placed = 0 < known_end <= end and known_place >= 0
+            if placed and self._place(key, known_end)[0] not in (known_place, -1):
                 again.add(key)
             place, size = self._place(key, end) if end else (-1, 0)
             self._places[key] = end, place
@@ -185,25 +185,25 @@ class QueueEnds:
         return walk if walk.run(position) else None
 
 
-def _counted(counts: Ends, found: set[tuple[str, int]]) -> Ends:
+def _counted(counts: Ends, keys: set[tuple[str, int]]) -> Ends:
     """The counts after something has happened to some queues; the same object if nothing has."""
-    return {**counts, **{key: counts.get(key, 0) + 1 for key in found}} if found else counts
+    return {**counts, **{key: counts.get(key, 0) + 1 for key in keys}} if keys else counts
 
 
 class _Walk:
     """A walk over the log from one record to its visible end."""
 
-    def __init__(self, known: QueueEnds, limit: int) -> None:
-        self.log = known.view.files.commit_log
+    def __init__(self, queue_ends: QueueEnds, limit: int) -> None:
+        self.log = queue_ends.view.files.commit_log
         self.limit = limit
-        self.own = known.view.own
-        self.covers = known.covers
-        self.add_names = known.add_names
-        self.ends = dict(known.ends)
+        self.own = queue_ends.view.own
+        self.covers = queue_ends.covers
+        self.add_names = queue_ends.add_names
+        self.ends = dict(queue_ends.ends)
         self.grown: set[tuple[str, int]] = set()
         self.restarted: set[tuple[str, int]] = set()
         self.last = (-1, 0)
-        self.left = max(_WALK_SIZE, _WALK_SIZE_PER_QUEUE * len(known.ends))
+        self.left = max(_WALK_SIZE, _WALK_SIZE_PER_QUEUE * len(queue_ends.ends))
 
     def run(self, position: int) -> bool:
         """Walk record by record; whether the end was reached."""
@@ -247,10 +247,10 @@ class _Walk:
         If a broker has written the store, a number out of order proves nothing: the unit may have another number.
         """
         key = (topic, queue_id)
-        known = self.ends.get(key)
-        if known is not None and (first > known or (first < known and not self.own)):
+        end = self.ends.get(key)
+        if end is not None and (first > end or (first < end and not self.own)):
             return False
-        if known is not None and first < known:
+        if end is not None and first < end:
             self.restarted.add(key)
         self.ends[key] = first + count
         self.grown.add(key)

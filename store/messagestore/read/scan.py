@@ -137,8 +137,8 @@ class Scan:
         view.refresh()
         topics = self.topics
         if self.pattern is not None:
-            found = [name for name in view.topics() if is_ordinary_topic(name) and self.pattern.fullmatch(name)]
-            topics = tuple(sorted(found))
+            matching = [name for name in view.topics() if is_ordinary_topic(name) and self.pattern.fullmatch(name)]
+            topics = tuple(sorted(matching))
         for topic in topics:
             queue_ids = view.queue_ids(topic)
             numbers = None if self.keys is None else find_keys(view, topic, self.keys)
@@ -194,9 +194,9 @@ class Scan:
     def _filtered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = self.projection.arrow_schema.names
         for batch in batches:
-            found = batch if self.filter is None else batch.filter(self.filter)
-            if found.num_rows:
-                yield found if found.schema.names == names else found.select(names)
+            rows = batch if self.filter is None else batch.filter(self.filter)
+            if rows.num_rows:
+                yield rows if rows.schema.names == names else rows.select(names)
 
 
 def _parts(
@@ -208,10 +208,10 @@ def _parts(
 
 def _decoded(decoder: Decoder, parts: Iterator[Gathered]) -> Iterator[pa.RecordBatch]:
     for part in parts:
-        found = decoder.decoded(part)
+        decoded_parts = decoder.decoded(part)
         del part  # so that the next part can use its memory
-        for each in found:
-            yield from decoder.rows(each)
+        for messages in decoded_parts:
+            yield from decoder.rows(messages)
 
 
 def combined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -235,10 +235,10 @@ def _first_ms(time: datetime) -> int:
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     """One text or several."""
-    found = (value,) if isinstance(value, str) else value
-    if not isinstance(found, Sequence | set | frozenset) or not found:
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Sequence | set | frozenset) or not texts:
         raise arguments.refused(name, value, "text, or a list with at least one")
-    return tuple(dict.fromkeys(arguments.text(name, each) for each in found))
+    return tuple(dict.fromkeys(arguments.text(name, text) for text in texts))
 
 
 def _bound(name: str, value: object) -> Bound:

@@ -87,7 +87,7 @@ class Sight:
     def __init__(self, files: StoreFiles) -> None:
         self.files = files
 
-    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+    def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
         """The number of the first message of a queue that is not visible. The queue's files are known.
 
         Parameters
@@ -95,7 +95,7 @@ class Sight:
         key : (topic, queue id)
         hint : int
             The end is here or later.
-        known : bool
+        hint_was_end : bool
             `hint` was the end when the queue was last asked.
 
         Raises
@@ -130,7 +130,7 @@ class UpTo(Sight):
         self.end = self.known_end = end
         self._left = left
 
-    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:  # noqa: ARG002 - V may have moved
+    def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:  # noqa: ARG002 - V may have moved
         """The end of the units whose records end at or below V."""
         return self.files.queue(*key).end(hint=hint, limit=self.end) or self._left.of(key)
 
@@ -156,11 +156,11 @@ class Unrecovered(Sight):
         self._left = left
         self.end = self.known_end = tail.end
 
-    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+    def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
         """The end of the queue in what is proven. Units above C come from records; those in files were not synced."""
         if key in self.tail.units:
             return self.tail.queue_end(key)
-        if known:
+        if hint_was_end:
             return hint
         return proven_queue_end(self.files, *key, self.tail.start, crc=False) or self._left.of(key)
 
@@ -217,7 +217,7 @@ class Sealed(Sight):
             files.topics.load()  # a broker that deletes a topic removes its name
         return [key for key in lost if not is_deleted(files, key)]
 
-    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+    def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
         """The end of the queue, which is the one that its seal says.
 
         Raises
@@ -226,7 +226,7 @@ class Sealed(Sight):
             The queue lacks units that it had when the store was closed, or has more.
         """
         queue, expected = self.files.queue(*key), self._ends.end_of(key)
-        if known and expected in (hint, None) and queue.end(hint=hint) == hint:
+        if hint_was_end and expected in (hint, None) and queue.end(hint=hint) == hint:
             return hint  # nothing was added; this took one read
         if expected is None:
             return queue.end(hint=hint)
@@ -250,7 +250,7 @@ class Sealed(Sight):
 class Units(Sight):
     """A store whose end only the queues show: a broker is at work, has crashed, or has closed it."""
 
-    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+    def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
         """The end of the units that have a record.
 
         Raises
@@ -259,7 +259,7 @@ class Units(Sight):
             A unit behind them points behind the last segment.
         """
         files = self.files
-        if known and files.queue(*key).end(hint=hint) == hint:
+        if hint_was_end and files.queue(*key).end(hint=hint) == hint:
             return hint  # nothing was added; this took one read
         torn = files.read_abort() is not None  # a broker that crashed may have left a torn record
         end = proven_queue_end(files, *key, _NO_LIMIT, hint, crc=torn)

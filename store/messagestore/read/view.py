@@ -335,13 +335,15 @@ class StoreView:
         CorruptionError
         """
         files, log, state = self.files, self.files.commit_log, traces.state
-        known = self.known_end or 0
+        proven_end = self.known_end or 0
         if state is not None and not traces.condition.broker_open:
-            known = max(known, state.clean_end)
-        if known > log.max_offset:
+            proven_end = max(proven_end, state.clean_end)
+        if proven_end > log.max_offset:
             log.load()
-        if known > log.max_offset and files.state_file.read() == state:  # otherwise a recovery has just cut the log
-            raise lost_segments(log, f"{known}, where the log ended according to {files.paths.state}")
+
+        # If `state` has changed, a recovery has just cut the log.
+        if proven_end > log.max_offset and files.state_file.read() == state:
+            raise lost_segments(log, f"{proven_end}, where the log ended according to {files.paths.state}")
         if not log.offsets and self.known_end is None and not self._units_checked:
             log.load()
             if not log.offsets:
@@ -378,15 +380,15 @@ class StoreView:
         if last <= log.min_offset or not (files.store_id or BATCH_TOPIC in files.queue_names()):
             return  # a broker's store, where the number may have another meaning
         log.load()
-        found = f"the end of the last segment, {log.max_offset}"
+        remains = f"the end of the last segment, {log.max_offset}"
         if last < log.max_offset:
             if any(log.read(last, 8)):
                 return
-            found = "zeros"
+            remains = "zeros"
         if files.read_abort() is None:
             path = log.path_of(last)
             self._end_checked = False
-            raise CorruptionError(path, last, "the last record of the log, which the store checkpoint names", found)
+            raise CorruptionError(path, last, "the last record of the log, which the store checkpoint names", remains)
 
     def _written_over(self, counter: int) -> bool:
         """Whether older files were copied over the store's files, under the same names (`rsync --inplace`).
@@ -424,8 +426,8 @@ class StoreView:
         if isinstance(now, Unrecovered) and (now.counter, now.tail.start) == (state.counter, state.visible_end):
             return True
 
-        given = self._given_tail
-        if given is not None and given.start == state.visible_end < given.end:
+        given_tail = self._given_tail
+        if given_tail is not None and given_tail.start == state.visible_end < given_tail.end:
             return True
 
         now_s = time.monotonic()
@@ -511,19 +513,19 @@ class StoreView:
         what = "Open the store at the place where it is now"
 
         if not looks_like_store(disk, paths):
-            found = "another folder, without a store in it," if disk.is_folder(paths.root) else "nothing"
-            text = f"{paths.root}: found {found} where {opened} was: it was renamed, deleted or unmounted. {what}"
+            place_now = "another folder, without a store in it," if disk.is_folder(paths.root) else "nothing"
+            text = f"{paths.root}: found {place_now} where {opened} was: it was renamed, deleted or unmounted. {what}"
             return NotAStoreError(text, path=paths.root)
 
         try:
             identity = Identity.read(disk, paths.identity)
-            found = f"store {identity.store_id}" if identity is not None else "a store without an id"
+            place_now = f"store {identity.store_id}" if identity is not None else "a store without an id"
         except StoreError as error:
-            found = f"a store that cannot be read ({error})"
+            place_now = f"a store that cannot be read ({error})"
 
         return StoreWentBackwardsError(
-            f"{paths.root}: found {found} in another folder than {opened}: it was restored, replaced or created again. "
-            f"{what}"
+            f"{paths.root}: found {place_now} in another folder than {opened}: it was restored, replaced or created "
+            f"again. {what}"
         )
 
     def _forget_deleted(self) -> None:
@@ -636,11 +638,11 @@ class StoreView:
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, loaded again if files were added or deleted."""
         queue = self.files.queue(topic, queue_id)
-        known = self._ends.get((topic, queue_id), 0)
+        known_end = self._ends.get((topic, queue_id), 0)
 
         if len(queue.offsets) > 1:
             queue.forget_deleted()
-        if not queue.offsets or known >= queue.end_file_queue_offset:
+        if not queue.offsets or known_end >= queue.end_file_queue_offset:
             queue.load()
         elif not self._at_path(queue):
             queue.load()
@@ -679,7 +681,7 @@ class StoreView:
         """The maximum offset of a queue in the files that are known."""
         sight = self.sight
         try:
-            end = sight.queue_end(key, hint, known=key in self._ends)
+            end = sight.queue_end(key, hint, hint_was_end=key in self._ends)
         except SealBroken as broken:
             self.refresh()
             if self.sight is sight:

@@ -335,8 +335,8 @@ def begin(inventory: Inventory, *, accept_loss: bool) -> Begin:
 def _check_segments(inventory: Inventory, *, accept_loss: bool) -> None:
     lost = inventory.segments_lost
     if inventory.units_without_log:
-        found = f"none, but {inventory.units_without_log} has units"
-        raise CorruptionError(inventory.paths.commit_log, 0, "CommitLog segments", found)
+        no_segments = f"none, but {inventory.units_without_log} has units"
+        raise CorruptionError(inventory.paths.commit_log, 0, "CommitLog segments", no_segments)
     if lost is not None and not accept_loss:
         raise lost.error()
 

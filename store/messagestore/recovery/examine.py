@@ -229,11 +229,11 @@ class Examination:
 
     def _lost_queues(self) -> list[Key]:
         """Queues without a folder that had units at the last clean end, and whose topics nobody deleted."""
-        known = self.files.topics.names
+        topics = self.files.topics.names
         return [
             (topic, queue_id)
             for topic, ranges in (self.journal.queues or {}).items()
-            if topic in known or is_own_topic(topic)
+            if topic in topics or is_own_topic(topic)
             for first, last in ranges
             for queue_id in sorted(set(range(first, last + 1)) - set(self.queues.get(topic, ())))
         ]
@@ -246,9 +246,9 @@ class Examination:
         """
         if self.condition.wrote is not Writer.OURS:
             return True
-        known = self.files.topics.names
+        topics = self.files.topics.names
         return any(
-            topic not in known and topic not in self.queues and not is_own_topic(topic)
+            topic not in topics and topic not in self.queues and not is_own_topic(topic)
             for topic in self.journal.queues or ()
         )
 
@@ -304,14 +304,14 @@ class Examination:
         levels, state, identity = self.files.asked_levels, self.state, self.files.identity
         if levels is None or state is None or identity is None or self.condition.wrote is not Writer.BROKER:
             return ""
-        known = identity.delay_levels
-        changed = known.changed(state.visible_end, levels, self.log.min_offset)
-        if changed is known:
+        levels_so_far = identity.delay_levels
+        changed = levels_so_far.changed(state.visible_end, levels, self.log.min_offset)
+        if changed is levels_so_far:
             return ""
         self.log.delay_levels = changed
         return (
             f"a broker wrote from {state.visible_end} on. Its delayed messages have the delay levels that were given, "
-            f"{levels!r}; those before have {known.last!r}"
+            f"{levels!r}; those before have {levels_so_far.last!r}"
         )
 
     def _locate(self, place: Place) -> LogEnd:

@@ -157,10 +157,10 @@ def _rebuild_unlisted(
     `topics.json` and the BATCH records name the queues that must exist.
     """
     folders = files.queue_names()
-    known = {*files.topics.names, BATCH_TOPIC}
+    topic_names = {*files.topics.names, BATCH_TOPIC}
     topics = [topic for topic in without_folder if topic not in folders]  # the repair made the others
     of_batches = {(t, q) for batch in batches for t, runs in batch.ranges.items() for q, _, _ in runs}
-    lost = {(t, q) for t, q in of_batches if t in known and q not in folders.get(t, ())}
+    lost = {(t, q) for t, q in of_batches if t in topic_names and q not in folders.get(t, ())}
     if not (lost or topics) or not end:
         return
 

@@ -158,9 +158,9 @@ class Surveyor:
             if self._torn_in_topic(run, row):
                 return row
             at = int(rows.physical_offsets[row])
-            found = f"topic {rows.run_topics[number][:80]!r}, queue {int(rows.run_queue_ids[number])}"
+            place_of_record = f"topic {rows.run_topics[number][:80]!r}, queue {int(rows.run_queue_ids[number])}"
             path = self.log.path_of(at)
-            raise CorruptionError(path, at, "a topic and a queue id that can have a queue", found)
+            raise CorruptionError(path, at, "a topic and a queue id that can have a queue", place_of_record)
         return record_scan.leading(~bad)
 
     def _torn_in_topic(self, run: Run, row: int) -> bool:

@@ -408,14 +408,14 @@ class LogWriter(Standing):
             The disk has no room for the file.
         """
         files, end = self.files, self.end.physical_offset
-        known, levels = self.log.delay_levels, files.config.message_delay_level
-        changed = known.changed(end, levels, self.log.min_offset)
-        if changed is known:
+        old, levels = self.log.delay_levels, files.config.message_delay_level
+        changed = old.changed(end, levels, self.log.min_offset)
+        if changed is old:
             return
         if len(changed.entries) > MOST_ENTRIES:
             raise ConfigError(
-                f"messageDelayLevel: found {levels!r}, and the store has {known.last!r}. Its delay levels have changed "
-                f"{len(known.entries)} times in the log that it has now, and cannot change again: programs that put in "
+                f"messageDelayLevel: found {levels!r}, and the store has {old.last!r}. Its delay levels have changed "
+                f"{len(old.entries)} times in the log that it has now, and cannot change again: programs that put in "
                 "turns give different ones. Give the same ones to all of them, or none, which means the store's. "
                 "Retention of the oldest segments makes room for changes, too",
                 key="messageDelayLevel",
@@ -433,7 +433,7 @@ class LogWriter(Standing):
                 "%s: the store's delay levels were %r, and are %r from offset %d of the log on. What was put before "
                 "keeps its delays. To leave the levels as they are, give no messageDelayLevel, or that one",
                 files.paths.root,
-                known.last,
+                old.last,
                 levels,
                 end,
             )

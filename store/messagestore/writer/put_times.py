@@ -118,13 +118,13 @@ class PutTimes:
 
         boot, marks, self._until_ms = saved
         uptime_ms = disk.uptime_ns() // 1_000_000
-        known = [(time_ms, at) for time_ms, at in marks if at <= end]
-        if known and (boot != boot_hash() or known[-1][0] > uptime_ms):
-            known = [(uptime_ms, known[-1][1])]
+        marks_in_log = [(time_ms, at) for time_ms, at in marks if at <= end]
+        if marks_in_log and (boot != boot_hash() or marks_in_log[-1][0] > uptime_ms):
+            marks_in_log = [(uptime_ms, marks_in_log[-1][1])]
 
-        self._times_ms, self._ends = [time_ms for time_ms, _ in known], [at for _, at in known]
-        self.behind = bool(known)
-        self._changed = known != marks
+        self._times_ms, self._ends = [time_ms for time_ms, _ in marks_in_log], [at for _, at in marks_in_log]
+        self.behind = bool(marks_in_log)
+        self._changed = marks_in_log != marks
 
     def save(self, disk: Disk, path: str, store_clock_ms: int, *, via: str) -> None:
         """Let the next process know the marks, or remove the file when they say nothing more.

@@ -89,10 +89,10 @@ class QueueNumbers:
                     "its queues from the log.",
                 )
 
-        known = self.sealed_ends().end_of(key)
+        sealed_end = self.sealed_ends().end_of(key)
         offset = (
-            known
-            if known is not None
+            sealed_end
+            if sealed_end is not None
             else proven_queue_end(self._writer.files, topic, queue_id, self._writer.end.physical_offset, crc=False)
         )
 
@@ -194,7 +194,7 @@ class QueueNumbers:
         if fault is None:
             return
         faults = {key: fault}
-        for other in {*ends.seals, *ends.asked}:
+        for other in {*ends.seals, *ends.unsealed}:
             its_fault = fault_of(self._writer.files, ends, other, thorough=True)
             if its_fault is not None:
                 faults.setdefault(other, its_fault)
@@ -215,7 +215,7 @@ class QueueNumbers:
             self._writer.check_usable()
             files, ends = self._writer.files, self.sealed_ends()
             with_folder = {(t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids}
-            unknown = with_folder - ends.seals.keys() - ends.asked.keys()
+            unknown = with_folder - ends.seals.keys() - ends.unsealed.keys()
 
             faults = self._faults(with_folder, unknown)
             if faults:
@@ -235,7 +235,7 @@ class QueueNumbers:
         the journal lists and that have no folder.
         """
         files, ends = self._writer.files, self.sealed_ends()
-        checked = {key: fault_of(files, ends, key, thorough=True) for key in {*ends.seals, *ends.asked}}
+        checked = {key: fault_of(files, ends, key, thorough=True) for key in {*ends.seals, *ends.unsealed}}
         faults = {key: fault for key, fault in checked.items() if fault is not None}
 
         if unknown:
@@ -256,10 +256,10 @@ class QueueNumbers:
         limit = self._writer.state.visible_end
         for last_try in (False, True):
             missing = []
-            for key in list(ends.asked):
-                known = ends.asked[key]
+            for key in list(ends.unsealed):
+                known_end = ends.unsealed[key]
                 seal = seal_of_file(files, ends, key, limit)
-                if seal is None and known and not last_try:
+                if seal is None and known_end and not last_try:
                     missing.append(key)
                 else:
                     ends.answer(key, seal)
