@@ -221,8 +221,8 @@ class UnknownTopicError(StoreError, LookupError):
         self.topic = topic
         self.topics = sorted(topics)
         more = f" and {len(self.topics) - 20} more" if len(self.topics) > 20 else ""
-        there = f"Its topics are: {', '.join(self.topics[:20])}{more}" if self.topics else "It has no topics"
-        super().__init__(f"topic {topic!r} is not in the store. {there}{hint and '. ' + hint}")
+        topics_text = f"Its topics are: {', '.join(self.topics[:20])}{more}" if self.topics else "It has no topics"
+        super().__init__(f"topic {topic!r} is not in the store. {topics_text}{hint and '. ' + hint}")
 
 
 class HalfMessageEndedError(StoreError, RuntimeError):

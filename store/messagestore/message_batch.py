@@ -130,15 +130,15 @@ class MessageBatch:
 def _check_of_batch(message: Message, first: Message, row: int) -> None:
     """Refuse a message that a batch that begins with `first` cannot hold."""
     for name in ("topic", "queue_id"):
-        found, wanted = getattr(message, name), getattr(first, name)
-        if found != wanted:
-            fault = f"{name}: found {found!r}; allowed is {wanted!r}, as in the first message. Use append_batch"
+        value, wanted = getattr(message, name), getattr(first, name)
+        if value != wanted:
+            fault = f"{name}: found {value!r}; allowed is {wanted!r}, as in the first message. Use append_batch"
             raise MessageIllegalError(fault, field=name, row=row)
 
     for name in _OF_THE_BATCH:
-        found, wanted = getattr(message, name), getattr(_NEW, name)
-        if found != wanted:
-            fault = f"{name}: found {found!r}; allowed in a batch is {wanted!r}. Put this message by itself"
+        value, wanted = getattr(message, name), getattr(_NEW, name)
+        if value != wanted:
+            fault = f"{name}: found {value!r}; allowed in a batch is {wanted!r}. Put this message by itself"
             raise MessageIllegalError(fault, field=name, row=row)
 
     record.size_of_body(message.body, row)

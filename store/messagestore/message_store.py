@@ -447,9 +447,9 @@ class MessageStore(ReadOnlyStore):
                 attributes=attributes,
             )
             topics.save_or_drop()
-            found = topics.get(topic)
-            assert found is not None
-            return found
+            topic_config = topics.get(topic)
+            assert topic_config is not None
+            return topic_config
 
     def topic_config(self, topic: str) -> TopicConfig | None:
         """The settings of a topic in `config/topics.json`; None if it has none."""
@@ -502,16 +502,16 @@ class MessageStore(ReadOnlyStore):
         check_group(group)
         with self._puts.configuring():
             groups = self._puts.groups()
-            found = groups.get(group)
-            if found is None:
-                found = groups.create(
+            settings = groups.get(group)
+            if settings is None:
+                settings = groups.create(
                     group,
                     retry_max_times=retry_max_times,
                     retry_queue_nums=retry_queue_nums,
                     consume_enable=consume_enable,
                 )
                 groups.save_or_drop()
-            return found
+            return settings
 
     def alter_group(
         self,
@@ -1138,8 +1138,8 @@ class MessageStore(ReadOnlyStore):
         if len(pieces) > 1:
             with ExitStack() as threads:  # most of encoding is Arrow's and numpy's, without the GIL
                 turns = [slice(first, None, _ENCODERS) for first in range(_ENCODERS)]
-                each = [map(encode, pieces[turn], first_rows[turn]) for turn in turns]
-                made = [threads.enter_context(Ahead(rows, len(pieces))) for rows in each]
+                encoders = [map(encode, pieces[turn], first_rows[turn]) for turn in turns]
+                made = [threads.enter_context(Ahead(rows, len(pieces))) for rows in encoders]
                 chunks = Chunks(next(made[number % _ENCODERS]) for number in range(len(pieces)))
         else:
             chunks = Chunks(map(encode, pieces, first_rows))
@@ -1215,8 +1215,8 @@ class MessageStore(ReadOnlyStore):
         again, queue_nums, kept = retries.sent_back(stored, settings, delay_level, reason)
         assert queue_nums is not None
 
-        known = self.create_topic(again.topic, queue_nums)
-        again = replace(again, queue_id=random.randrange(max(1, min(queue_nums, known.write_queue_nums))))
+        topic_config = self.create_topic(again.topic, queue_nums)
+        again = replace(again, queue_id=random.randrange(max(1, min(queue_nums, topic_config.write_queue_nums))))
         unique_key = stored.unique_key or new_unique_key(self.writer.files.disk.time_ns() // 1_000_000)
         return self._puts.put_again(again, unique_key, kept)
 

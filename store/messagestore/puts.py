@@ -68,8 +68,8 @@ def _note_failure(error: BaseException) -> None:
 
 def _stamped(columns: MessageColumns, now_ms: int) -> MessageColumns:
     """The messages, with a UNIQ_KEY for each that has none."""
-    given = [None] * columns.row_count if columns.unique_key is None else columns.unique_key.to_pylist()
-    keys = [new_unique_key(now_ms) if key is None else key for key in given]
+    unique_keys = [None] * columns.row_count if columns.unique_key is None else columns.unique_key.to_pylist()
+    keys = [new_unique_key(now_ms) if key is None else key for key in unique_keys]
     return replace(columns, unique_key=pa.array(keys, pa.string()))
 
 
@@ -173,9 +173,9 @@ class Puts:
     def choose_queue(self, message: Message) -> int:
         """The queue of a message; a missing topic is created."""
         topic = check_topic(message.topic)
-        known = self.writer.files.topics.get(topic)
-        queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
-        if known is None:
+        config = self.writer.files.topics.get(topic)
+        queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if config is None else config.write_queue_nums)
+        if config is None:
             self.create_topic(topic)
         return queue_id
 
@@ -364,8 +364,8 @@ class Puts:
             message, nums, extra = retries.put_to_retry_topic(message, settings, record.stamps(config))
             topic, queue_nums = message.topic, nums or queue_nums
 
-        known = files.topics.get(topic)
-        queue_id = self._queue_id(topic, message, queue_nums if known is None else known.write_queue_nums)
+        topic_config = files.topics.get(topic)
+        queue_id = self._queue_id(topic, message, queue_nums if topic_config is None else topic_config.write_queue_nums)
 
         level, waiting = check_delay_level(message.delay_time_level), _NOTHING_WAITS
         if unique_key is None and (level or config.stamp_uniq_key):
@@ -373,7 +373,7 @@ class Puts:
         if level:
             level = min(level, len(config.delays_ms))
 
-        message = message if known is None else known.flagged(message)
+        message = message if topic_config is None else topic_config.flagged(message)
         if level:
             waiting = rerouting.waiting_properties(level, topic, queue_id)
             if record.is_half(message.sys_flag):
@@ -392,7 +392,7 @@ class Puts:
         )
 
         self.writer.check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
-        if known is None:
+        if topic_config is None:
             self.create_topic(topic, queue_nums)  # only now: a message that is refused must not create a topic
 
         topic = message.topic

@@ -184,9 +184,9 @@ class ReadOnlyStore:
         queue_offset = arguments.whole_number("queue_offset", queue_offset)
         max_count = arguments.whole_number("max_count", max_count)
         began_s = clock()
-        found = query.get_message(self.view, topic, queue_id, queue_offset, max_count)
-        self._statistics.got(began_s, len(found.messages))
-        return found
+        result = query.get_message(self.view, topic, queue_id, queue_offset, max_count)
+        self._statistics.got(began_s, len(result.messages))
+        return result
 
     def get_batch(
         self,
@@ -243,9 +243,9 @@ class ReadOnlyStore:
         max_count = arguments.whole_number("max_count", max_count)
         columns = arguments.names("columns", columns, COLUMNS)
         began_s = clock()
-        found = query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
-        self._statistics.got(began_s, 0 if found is None else found.num_rows)
-        return found
+        batch = query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
+        self._statistics.got(began_s, 0 if batch is None else batch.num_rows)
+        return batch
 
     def stats(self) -> StoreStats:
         """What was read through this object; a `MessageStore` also counts what its process has put.

@@ -406,19 +406,19 @@ class AttachedStore:
         if not name:
             return
 
-        known = ""
+        old_name = ""
         with contextlib.suppress(CorruptionError):
-            known = read_broker_name(self.disk, path)
-        if known == name:
+            old_name = read_broker_name(self.disk, path)
+        if old_name == name:
             return
 
         write_broker_name(self.disk, path, name, via=self.paths.temporary("broker.json"))
-        if known:
+        if old_name:
             _log.warning(
                 "%s: the name of the store's broker was %r and is %r now. Give all writers of a store the same "
                 "brokerName",
                 self.paths.root,
-                known,
+                old_name,
                 name,
             )
 
@@ -515,13 +515,13 @@ class AttachedStore:
         what was lost here; the next writer writes all of it again. A `state` that was put in place of this writer's
         belongs to a restored store, which lost nothing.
         """
-        known = self.writer.files.state_file.inode if self.writer is not None else -1
+        inode = self.writer.files.state_file.inode if self.writer is not None else -1
         lock = WriterLock(self.paths.writer_lock)
         try:
             lock.acquire(self.config.lock_timeout_s, description="a failed sync")
             file = StateFile(self.disk, self.paths.state)
             state = file.read()
-            if state is not None and not state.poisoned and known in (-1, file.inode):
+            if state is not None and not state.poisoned and inode in (-1, file.inode):
                 file.write(replace(state, counter=state.counter + 1, flags=state.flags | STATE_POISONED))
         finally:
             lock.close()
@@ -687,32 +687,32 @@ class AttachedStore:
         )
 
 
-def _differing(config: StoreConfig, *known: StoreConfig) -> list[str]:
+def _differing(config: StoreConfig, *open_with: StoreConfig) -> list[str]:
     """The fields that a configuration has otherwise than all known ones, apart from those that are fixed in a store.
 
     Of the delay levels, those that the store's files have now count, which are known last, if the configuration chooses
     any.
     """
     names = [setting.name for setting in settings() if setting.name not in FIXED] + ["broker_settings"]
-    differing = [name for name in names if all(getattr(config, name) != getattr(other, name) for other in known)]
+    differing = [name for name in names if all(getattr(config, name) != getattr(other, name) for other in open_with)]
     if _LEVELS in differing:
         differing.remove(_LEVELS)
-    if config.is_given(_LEVELS) and config.delays_ms != known[-1].delays_ms:
+    if config.is_given(_LEVELS) and config.delays_ms != open_with[-1].delays_ms:
         differing.append(_LEVELS)
     return differing
 
 
-def _other_settings(root: str, differing: list[str], open_with: StoreConfig, asked: StoreConfig) -> ConfigError:
+def _other_settings(root: str, differing: list[str], open_with: StoreConfig, wanted: StoreConfig) -> ConfigError:
     """The error for a caller whose settings are not those of the sessions that are open."""
     differences = ", ".join(
-        f"{java_key(name)}: found {getattr(asked, name)!r}, and the open session has {getattr(open_with, name)!r}"
+        f"{java_key(name)}: found {getattr(wanted, name)!r}, and the open session has {getattr(open_with, name)!r}"
         for name in differing
     )
     return ConfigError(
         f"{root}: this process has the store open with other settings, which all its sessions share. {differences}. "
         f"Give the same settings, or none, or close the other session first",
         key=java_key(differing[0]),
-        value=getattr(asked, differing[0]),
+        value=getattr(wanted, differing[0]),
     )
 
 

@@ -134,8 +134,8 @@ class QueueCheck:
     def _take_queue(self, topic: str, queue_id: int, said: NDArray[np.int64], units: Units) -> None:
         at = int(units["physical_offset"][0])
         if stored_topic_fault(topic) is not None or queue_id < 0:
-            found = f"topic {topic[:80]!r}, queue {queue_id}"
-            self.report.find(self.log.path_of(at), at, "a legal topic and queue id", found)
+            place_of_record = f"topic {topic[:80]!r}, queue {queue_id}"
+            self.report.find(self.log.path_of(at), at, "a legal topic and queue id", place_of_record)
             return
 
         queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)
@@ -199,7 +199,7 @@ class QueueCheck:
                 return
 
         name = f"{topic}/{queue_id}"
-        found, same = self._compare(topic, queue, first, units)
+        stored, same = self._compare(topic, queue, first, units)
 
         skipped = 0
         if seen.first is None:
@@ -221,7 +221,7 @@ class QueueCheck:
         seen.gap = self.gap
 
         for row in (np.flatnonzero(~same[skipped:]) + skipped).tolist():
-            unit = _words(found[row]) if row < len(found) else "no file"
+            unit = _words(stored[row]) if row < len(stored) else "no file"
             path, position = queue.place(first + row)
             self._fault(seen, Finding(path, position, f"unit {first + row} of {name}: {_words(units[row])}", unit))
 
@@ -233,23 +233,23 @@ class QueueCheck:
 
     def _compare(self, topic: str, queue: ConsumeQueue, first: int, units: Units) -> tuple[Units, NDArray[np.bool_]]:
         """Return the units that exist, and whether each of `units` does."""
-        found = queue.read(first, len(units))
-        if len(found) < len(units):
+        stored = queue.read(first, len(units))
+        if len(stored) < len(units):
             queue.load()  # a writer may have made the next file
-            found = queue.read(first, len(units))
+            stored = queue.read(first, len(units))
         same = np.zeros(len(units), np.bool_)
-        wanted = units[: len(found)]
-        equal = (found["physical_offset"] == wanted["physical_offset"]) & (found["size"] == wanted["size"])
+        wanted = units[: len(stored)]
+        equal = (stored["physical_offset"] == wanted["physical_offset"]) & (stored["size"] == wanted["size"])
         if not self._has_ext:  # with the extension, it is a place in another file
-            other = equal & (found["tags_code"] != wanted["tags_code"])
+            other = equal & (stored["tags_code"] != wanted["tags_code"])
             equal &= ~other
             if topic == SCHEDULE_TOPIC and other.any() and not self._told_levels:
                 self._told_levels = True
                 self.report.note(
                     f"{SCHEDULE_TOPIC}: delayed messages are due at other times than {self._levels_words()}"
                 )
-        same[: len(found)] = equal
-        return found, same
+        same[: len(stored)] = equal
+        return stored, same
 
     def _levels_words(self) -> str:
         """What says when delayed messages are due, and what to do if it is not true."""

@@ -108,7 +108,7 @@ def group_settings(path: str) -> list[dict[str, Any]]:
     """
     groups = SubscriptionGroups(Disk(), path)
     groups.load()
-    return [found.to_fields() for name in groups.names if (found := groups.get(name)) is not None]
+    return [settings.to_fields() for name in groups.names if (settings := groups.get(name)) is not None]
 
 
 def filters(path: str) -> list[dict[str, Any]]:
@@ -121,17 +121,17 @@ def filters(path: str) -> list[dict[str, Any]]:
     """
     return [
         {
-            "group": each.consumer_group,
-            "topic": each.topic,
+            "group": filter_data.consumer_group,
+            "topic": filter_data.topic,
             "filter": {
-                "expression": each.expression,
-                "expressionType": each.expression_type,
-                "bornTime": each.born_time_ms,
-                "deadTime": each.dead_time_ms,
-                "clientVersion": each.client_version,
+                "expression": filter_data.expression,
+                "expressionType": filter_data.expression_type,
+                "bornTime": filter_data.born_time_ms,
+                "deadTime": filter_data.dead_time_ms,
+                "clientVersion": filter_data.client_version,
             },
         }
-        for each in consumer_filters(Disk(), path)
+        for filter_data in consumer_filters(Disk(), path)
     ]
 
 
@@ -174,7 +174,7 @@ def newest_time(path: str, config: StoreConfig | None = None) -> int | None:
             for queue_id in ids
         ]
         times = [_store_time(view, topic, queue_id, end - 1) for topic, queue_id, end in ends if end > 0]
-    return max((each for each in times if each is not None), default=None)
+    return max((time_ms for time_ms in times if time_ms is not None), default=None)
 
 
 def lag(
@@ -493,17 +493,17 @@ def _state(state: State | None) -> dict[str, Any] | None:
 
 def _queues(view: StoreView, faults: list[str]) -> dict[tuple[str, int], tuple[int, int, int]]:
     """The minimum offset, the maximum offset, and the physical offset after the last message, of each queue."""
-    found: dict[tuple[str, int], tuple[int, int, int]] = {}
+    ends_of_queues: dict[tuple[str, int], tuple[int, int, int]] = {}
     for topic, ids in sorted(view.topics().items()):
         for queue_id in ids:
             try:
                 low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
                 last = view.units(topic, queue_id, max(low, high - 1), high)
                 ends = last["physical_offset"] + last["size"]
-                found[(topic, queue_id)] = (low, high, int(ends.max(initial=0)))
+                ends_of_queues[(topic, queue_id)] = (low, high, int(ends.max(initial=0)))
             except CorruptionError as error:
                 faults.append(str(error))
-    return found
+    return ends_of_queues
 
 
 def _topics(view: StoreView, queues: dict[tuple[str, int], tuple[int, int, int]]) -> list[dict[str, Any]]:
@@ -529,8 +529,8 @@ def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] 
             batches = list(batches_from(view.files, end - 1, end)) if end else []
         else:  # the units in the queue's files were never synced
             units = view.units(BATCH_TOPIC, 0, max(0, end - 1), end)
-            found = read_batch(view.files.commit_log, int(units["physical_offset"][0])) if len(units) else None
-            batches = [] if found is None else [found]
+            last = read_batch(view.files.commit_log, int(units["physical_offset"][0])) if len(units) else None
+            batches = [] if last is None else [last]
     except CorruptionError as error:
         faults.append(str(error))
         return None
@@ -632,17 +632,17 @@ def offsets_of(view: StoreView, topics: list[str], at_ms: int | None) -> tuple[l
     A topic that was created and got no message yet has its queues, from 0 to 0, if it is named. `offset` is that of the
     first message that was stored at `at_ms` or later, and `storeTimestamp` its store time.
     """
-    there = view.topics()
+    queue_ids_by_topic = view.topics()
     for topic in topics:
-        if topic not in there and view.files.topics.get(topic) is None:
-            raise UnknownTopicError(topic, {*there, *view.files.topics.names} - {BATCH_TOPIC})
+        if topic not in queue_ids_by_topic and view.files.topics.get(topic) is None:
+            raise UnknownTopicError(topic, {*queue_ids_by_topic, *view.files.topics.names} - {BATCH_TOPIC})
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
 
-    for topic in topics or sorted(there.keys() - {BATCH_TOPIC}):
+    for topic in topics or sorted(queue_ids_by_topic.keys() - {BATCH_TOPIC}):
         created = view.files.topics.get(topic)
-        ids = there.get(topic) or range(created.write_queue_nums if created is not None and topics else 0)
+        ids = queue_ids_by_topic.get(topic) or range(created.write_queue_nums if created is not None and topics else 0)
         for queue_id in ids:
             try:
                 low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
@@ -751,12 +751,12 @@ def _ends_of(view: StoreView, topic: str, more: Iterable[int]) -> dict[int, tupl
     """The ends of a topic's queues, and of more that a reader names. Of those that do not exist only one is looked for:
     whoever wrote the reader's places may have named a million.
     """
-    there = view.queue_ids(topic)
-    gone = sorted(set(more).difference(there))
-    found = dict.fromkeys(sorted([*there, *gone]), (0, 0))
-    for queue_id in [*there, *gone[:1]]:
-        found[queue_id] = (view.min_offset(topic, queue_id), view.max_offset(topic, queue_id))
-    return found
+    queue_ids = view.queue_ids(topic)
+    gone = sorted(set(more).difference(queue_ids))
+    ends = dict.fromkeys(sorted([*queue_ids, *gone]), (0, 0))
+    for queue_id in [*queue_ids, *gone[:1]]:
+        ends[queue_id] = (view.min_offset(topic, queue_id), view.max_offset(topic, queue_id))
+    return ends
 
 
 def _lag_row(
@@ -764,13 +764,13 @@ def _lag_row(
 ) -> dict[str, Any]:
     topic, queue_id = queue
     low, high = ends
-    asked = 0 if offset is None else offset
-    place = corrected(asked, low, high)
+    position = 0 if offset is None else offset
+    place = corrected(position, low, high)
     first = max(place, low)
 
-    if asked > high:
+    if position > high:
         remarks.append(
-            f"{topic}/{queue_id}: the reader is at {asked}, but the queue ends at {high}: the topic was deleted, or "
+            f"{topic}/{queue_id}: the reader is at {position}, but the queue ends at {high}: the topic was deleted, or "
             f"the store was rebuilt, cut or restored. The lag counts from {place}"
         )
     elif offset is not None and place < low:
@@ -783,7 +783,7 @@ def _lag_row(
         "minOffset": low,
         "maxOffset": high,
         "lag": high - (first if offset is None else place),
-        "beyond": max(asked - high, 0),
+        "beyond": max(position - high, 0),
         "lagBytes": sum(
             _records_size(view, topic, queue_id, start, min(high, start + _UNITS_READ))
             for start in range(first, high, _UNITS_READ)
@@ -856,7 +856,7 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
     except ConfigError as error:  # its broker keeps them elsewhere
         faults.append(str(error))
         return []
-    found = []
+    figures = []
     for group, topics in table.topics_of_groups().items():
         for topic in topics:
             committed = table.get(topic, group)
@@ -869,7 +869,7 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
             rows, wrong, _ = _lag_of(view, queues, [topic])  # a place that is gone is the group's fault
             faults += wrong
             oldest = min((row["oldestUnread"] for row in rows if row["oldestUnread"] is not None), default=None)
-            found.append(
+            figures.append(
                 {
                     "group": group,
                     "topic": topic,
@@ -879,7 +879,7 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
                     "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
                 }
             )
-    return found
+    return figures
 
 
 def _counters(view: StoreView, faults: list[str]) -> dict[str, int]:

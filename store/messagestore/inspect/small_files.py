@@ -210,11 +210,11 @@ class SmallFiles:
 
         A writer creates the first journal after the clean end has moved. It may be about to, or was killed before that.
         """
-        found = "no file. The next writer rebuilds it from the log"
+        no_file = "no file. The next writer rebuilds it from the log"
         if rules.condition.ours_open:
-            self.report.note(f"{self.files.paths.journal}: {found}")
+            self.report.note(f"{self.files.paths.journal}: {no_file}")
         elif not self.files.disk.exists(self.files.paths.journal):  # the file was read before somebody closed the store
-            self.report.find(self.files.paths.journal, 0, "a journal", found)
+            self.report.find(self.files.paths.journal, 0, "a journal", no_file)
 
     def check(self, rules: Rules, last_time_ms: int | None) -> None:
         """Compare the files with the log.
@@ -267,8 +267,8 @@ class SmallFiles:
         if state.in_flight != NOTHING_IN_FLIGHT and state.in_flight < state.visible_end:
             report.find(path, 0, f"bytes in flight from {state.visible_end} on or later", f"{state.in_flight}")
         if state.clean and (state.visible_end, state.in_flight) != (state.clean_end, NOTHING_IN_FLIGHT):
-            found = f"{state.visible_end}, in flight {state.in_flight}"
-            report.find(path, 0, f"a visible end of {state.clean_end}, because the store was closed", found)
+            both_ends = f"{state.visible_end}, in flight {state.in_flight}"
+            report.find(path, 0, f"a visible end of {state.clean_end}, because the store was closed", both_ends)
 
         if state.anchor_size and state.anchor_position >= files.commit_log.min_offset:
             at = state.anchor_position
@@ -279,7 +279,7 @@ class SmallFiles:
 
     def _check_checkpoint(self, rules: Rules, last_time_ms: int | None) -> None:
         """Check that the times are not newer than the log, because a broker trusts its queues up to these times."""
-        path, found, disk = self.files.paths.checkpoint, self.checkpoint, self.files.disk
+        path, checkpoint, disk = self.files.paths.checkpoint, self.checkpoint, self.files.disk
         if not disk.exists(path):
             return
         if disk.size(path) != CHECKPOINT_SIZE:
@@ -288,12 +288,13 @@ class SmallFiles:
         if not ours or last_time_ms is None:
             return  # a broker may leave a checkpoint that covers more than it kept
         for name in ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms"):
-            if getattr(found, name) > last_time_ms:
+            if getattr(checkpoint, name) > last_time_ms:
                 expected = f"a time up to {last_time_ms}, that of the last record"
-                self.report.find(path, CHECKPOINT.offset(name), expected, f"{getattr(found, name)}")
+                self.report.find(path, CHECKPOINT.offset(name), expected, f"{getattr(checkpoint, name)}")
         name = "confirm_physical_offset"
-        if getattr(found, name) >= max(rules.limit, 1):
-            self.report.find(path, CHECKPOINT.offset(name), f"an offset below {rules.limit}", f"{getattr(found, name)}")
+        if getattr(checkpoint, name) >= max(rules.limit, 1):
+            expected = f"an offset below {rules.limit}"
+            self.report.find(path, CHECKPOINT.offset(name), expected, f"{getattr(checkpoint, name)}")
 
     def _check_names(self) -> None:
         paths, disk, log = self.files.paths, self.files.disk, self.files.commit_log

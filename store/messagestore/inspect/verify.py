@@ -287,8 +287,8 @@ class _Verifier:
         def find(expected: str, found: str, offset: int = at) -> None:
             self.report.find(self.log.path_of(offset), offset, expected, found)
 
-        known = self.files.known_ids
-        if known and batch.store_id not in known:
+        store_ids = self.files.known_ids
+        if store_ids and batch.store_id not in store_ids:
             find(f"a batch of the store {self.files.store_id!r}", f"one of {batch.store_id!r}")
         if batch.end > self.rules.limit:
             find(f"a batch that ends at or below {self.rules.limit}", f"one that ends at {batch.end}")
