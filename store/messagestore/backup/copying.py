@@ -97,14 +97,14 @@ def back_up(
     CorruptionError
         What was written could not be read back, or the store cannot be read. No point was made.
     """
-    there = Target(target, target_disk or Disk())
-    _check_apart(os.path.abspath(root), there.path)
+    backup = Target(target, target_disk or Disk())
+    _check_apart(os.path.abspath(root), backup.path)
     time_ms = time.time_ns() // 1_000_000
     snapshot = Snapshot(root, disk or Disk())
     try:
-        lock = there.lock("backup")
+        lock = backup.lock("backup")
         try:
-            return _Backup(snapshot, there, time_ms, progress).run()
+            return _Backup(snapshot, backup, time_ms, progress).run()
         finally:
             lock.close()
     finally:
@@ -169,7 +169,7 @@ class _Backup:
         point = replace(
             self._point,
             begin=self._begin,
-            files={name: found for name, found in sorted(self._files.items()) if name in used},
+            files={name: size_and_crc for name, size_and_crc in sorted(self._files.items()) if name in used},
             queues=_by_topic(queues),
             small={path: base64.b64encode(data).decode() for path, data in self._snapshot.small.items()},
             new_bytes=self._done,
@@ -180,22 +180,22 @@ class _Backup:
 
     # ---- does the store go on where the backup ends?
 
-    def _check_goes_on(self, known: Point) -> None:
+    def _check_goes_on(self, last: Point) -> None:
         snapshot = self._snapshot
-        if known.store_id and known.store_id not in snapshot.view.known_ids:
+        if last.store_id and last.store_id not in snapshot.view.known_ids:
             raise NotAStoreError(
-                f"{self._target.path}: found backups of store {known.store_id}, and this is store "
+                f"{self._target.path}: found backups of store {last.store_id}, and this is store "
                 f"{snapshot.store_id or 'without an id'}. Back it up to a folder of its own",
                 path=self._target.path,
             )
-        ends = [int(os.path.basename(name)) + size for name, (size, _) in known.files.items() if _is_log(name)]
+        ends = [int(os.path.basename(name)) + size for name, (size, _) in last.files.items() if _is_log(name)]
         end = max(ends, default=0)
         if end <= snapshot.begin:
             return  # retention has deleted all that was backed up
         fault = "" if snapshot.end >= end else f"the store ends at {snapshot.end}"
-        start = max(snapshot.begin, (end - 1) // known.segment_size * known.segment_size, end - _COMPARED_SIZE)
-        if known.begin <= start and (not fault or snapshot.view.known_end is None):
-            first = (start - known.begin) // known.segment_size * known.segment_size + known.begin
+        start = max(snapshot.begin, (end - 1) // last.segment_size * last.segment_size, end - _COMPARED_SIZE)
+        if last.begin <= start and (not fault or snapshot.view.known_end is None):
+            first = (start - last.begin) // last.segment_size * last.segment_size + last.begin
             with self._target.disk.open(self._target.place(f"commitlog/{first:020d}")) as file:
                 ours = self._target.disk.pread(file, end - start, start - first)
             if snapshot.log_bytes(start, end - start) != ours:
@@ -219,19 +219,19 @@ class _Backup:
 
     def _queues(self) -> tuple[dict[tuple[str, int], tuple[int, int, int]], list[_Part]]:
         """The queues of the point, and what is new in their files."""
-        found: dict[tuple[str, int], tuple[int, int, int]] = {}
+        queues: dict[tuple[str, int], tuple[int, int, int]] = {}
         parts: list[_Part] = []
         for topic, queue_id in self._snapshot.queues:
             files = self._snapshot.queue_files(topic, queue_id)
             generation = self._generation(topic, queue_id)
             end, size = self._snapshot.queues[topic, queue_id][1], self._snapshot.queue_file_size(topic, queue_id)
-            found[topic, queue_id] = generation, end, size
+            queues[topic, queue_id] = generation, end, size
             for start, path, length in files:
                 name = _moved(path, generation)
                 done, crc = self._files.get(name, (0, 0))
                 if done < length:
                     parts.append(_Part(name, done, length, crc, _unit_reader(self._snapshot, topic, queue_id, start)))
-        return found, parts
+        return queues, parts
 
     def _generation(self, topic: str, queue_id: int) -> int:
         """The point with which the files of a queue begin: a new one if the queue was made again since the last."""
@@ -240,8 +240,8 @@ class _Backup:
         if before is None:
             # An earlier point may have had a queue with this name, and the last one none.
             folder = f"consumequeue/{topic}/{queue_id}"
-            there = self._target.disk.names(self._target.place(folder))
-            return self._point.number if any(f"{folder}/{name}" in self._every_name for name in there) else 0
+            names = self._target.disk.names(self._target.place(folder))
+            return self._point.number if any(f"{folder}/{name}" in self._every_name for name in names) else 0
         generation, end, size = before
         if not end:
             return generation
@@ -306,9 +306,11 @@ class _Backup:
 
     def _note(self) -> None:
         """Note what is copied and synced: whole segments. What is known of queues is what the last point says."""
-        known = {} if self._known is None else self._known.queues
-        synced = {name: found for name, found in self._files.items() if _is_log(name) or self._was_known(name)}
-        self._target.write(replace(self._point, begin=self._begin, files=synced, queues=known), finished=False)
+        queues = {} if self._known is None else self._known.queues
+        synced = {
+            name: size_and_crc for name, size_and_crc in self._files.items() if _is_log(name) or self._was_known(name)
+        }
+        self._target.write(replace(self._point, begin=self._begin, files=synced, queues=queues), finished=False)
 
     def _was_known(self, name: str) -> bool:
         return self._known is not None and name in self._known.files
@@ -330,10 +332,10 @@ class _Backup:
         """Read back what was written, and compare its CRC-32."""
         size, expected = self._files[part.path]
         with self._target.disk.open(self._target.place(part.path)) as file:
-            found = crc_of(self._target.disk, file, part.start, size, part.crc)
-        if found != expected:
+            crc = crc_of(self._target.disk, file, part.start, size, part.crc)
+        if crc != expected:
             raise CorruptionError(
-                file.path, part.start, f"what was written, CRC-32 {expected:08x}", f"{found:08x}",
+                file.path, part.start, f"what was written, CRC-32 {expected:08x}", f"{crc:08x}",
                 hint="No point was made. The disk of the backup, or its memory, is not to be trusted.",
             )  # fmt: skip
 
@@ -369,10 +371,10 @@ def _is_log(name: str) -> bool:
 def _by_topic(
     queues: dict[tuple[str, int], tuple[int, int, int]],
 ) -> dict[str, dict[str, tuple[int, int, int]]]:
-    found: dict[str, dict[str, tuple[int, int, int]]] = {}
+    by_topic: dict[str, dict[str, tuple[int, int, int]]] = {}
     for (topic, queue_id), values in queues.items():
-        found.setdefault(topic, {})[str(queue_id)] = values
-    return found
+        by_topic.setdefault(topic, {})[str(queue_id)] = values
+    return by_topic
 
 
 # ---- as a stream
@@ -431,7 +433,7 @@ class _Stream:
                 self._point,
                 begin=begin,
                 end=max(begin, self._point.end),
-                files={name: found for name, found in self._files.items() if _kept(name, begin)},
+                files={name: size_and_crc for name, size_and_crc in self._files.items() if _kept(name, begin)},
                 queues=_by_topic(queues),
                 small={path: base64.b64encode(data).decode() for path, data in snapshot.small.items()},
                 new_bytes=self._done,
@@ -492,10 +494,10 @@ class _Pieces:
             parts.append(piece)
             size -= len(piece)
             self._position += len(piece)
-        found = b"".join(parts)
-        self.crc = crc32(found, self.crc)
-        self._tell(len(found))
-        return found
+        data = b"".join(parts)
+        self.crc = crc32(data, self.crc)
+        self._tell(len(data))
+        return data
 
 
 def _unit_reader(snapshot: Snapshot, topic: str, queue_id: int, start: int) -> Callable[[int, int], bytes]:

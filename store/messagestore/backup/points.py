@@ -159,8 +159,8 @@ class Target:
 
     def numbers(self) -> list[int]:
         """The numbers of the points, ascending."""
-        found = (_NAME.fullmatch(name) for name in self.disk.names(self.folder))
-        return sorted(int(match[1]) for match in found if match is not None)
+        matches = (_NAME.fullmatch(name) for name in self.disk.names(self.folder))
+        return sorted(int(match[1]) for match in matches if match is not None)
 
     def read(self, number: int) -> Point:
         """A point.
@@ -240,8 +240,8 @@ def point_of(target: Target, number: int | None) -> Point:
             f"{target.path}: the folder has no point yet: its first backup was not finished. Run it again", key="TARGET"
         )
     if number is not None and number not in numbers:
-        known = ", ".join(map(str, numbers[-10:]))
-        raise ConfigError(f"--point: found {number}; {target.path} has {known}", key="--point", value=number)
+        newest = ", ".join(map(str, numbers[-10:]))
+        raise ConfigError(f"--point: found {number}; {target.path} has {newest}", key="--point", value=number)
     return target.read(numbers[-1] if number is None else number)
 
 
@@ -282,13 +282,13 @@ def prune(path: str, keep: int, *, delete: bool = True, disk: Disk | None = None
         unfinished = target.unfinished()
         needed = {name for point in (*stay, *([unfinished] if unfinished else [])) for name in point.files}
         only = sorted({name for number in gone for name in target.read(number).files} - needed)
-        there = [name for name in only if target.disk.exists(target.place(name))]
-        size = sum(target.disk.size(target.place(name)) for name in there)
+        files = [name for name in only if target.disk.exists(target.place(name))]
+        size = sum(target.disk.size(target.place(name)) for name in files)
         if delete:
             for number in gone:  # first, so that no point lacks a file
                 target.disk.unlink(os.path.join(target.folder, f"{number:06d}.json"))
             target.disk.fsync_dir(target.folder)
-            for name in there:
+            for name in files:
                 target.disk.unlink(target.place(name))
         return gone, size
     finally:

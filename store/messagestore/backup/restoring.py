@@ -67,8 +67,8 @@ def restore(
         A file of the backup is damaged, or the store that was made is not whole. Nothing is at the path then.
     """
     disk = Disk()
-    there = target_of(target, disk)
-    point = point_of(there, number)
+    backup = target_of(target, disk)
+    point = point_of(backup, number)
     root = os.path.abspath(root)
     if disk.names(root) or (disk.exists(root) and not disk.is_folder(root)):
         raise NotAStoreError(
@@ -81,7 +81,7 @@ def restore(
     if disk.exists(made):
         shutil.rmtree(made)
     disk.make_folders(made)
-    fill(there, point, made, disk, progress)
+    fill(backup, point, made, disk, progress)
     _finish(made, config or StoreConfig(), disk)
     if disk.exists(root):
         os.rmdir(root)
@@ -127,7 +127,7 @@ def _copy(
     target: Target, name: str, size: int, crc: int, path: str, whole: int, disk: Disk, tell: Callable[[int], None]
 ) -> None:
     disk.make_folders(os.path.dirname(path))
-    found = position = 0
+    crc_so_far = position = 0
     source = target.place(name)
     with target.disk.open(source) as old, disk.open_new(path, whole) as new:
         while position < size:
@@ -135,12 +135,12 @@ def _copy(
             if not piece:
                 break
             disk.pwrite(new, piece, position)
-            found, position = crc32(piece, found), position + len(piece)
+            crc_so_far, position = crc32(piece, crc_so_far), position + len(piece)
             tell(len(piece))
         disk.fdatasync(new)
-    if (position, found) != (size, crc):
+    if (position, crc_so_far) != (size, crc):
         raise CorruptionError(
-            source, 0, f"{size} bytes with the CRC-32 {crc:08x}", f"{position} bytes with {found:08x}",
+            source, 0, f"{size} bytes with the CRC-32 {crc:08x}", f"{position} bytes with {crc_so_far:08x}",
             hint="Restore an earlier point, or use another copy of the backup.",
         )  # fmt: skip
 

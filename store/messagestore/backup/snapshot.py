@@ -92,8 +92,8 @@ class Snapshot:
             )
         view.files.commit_log.load()
         keys = [(topic, queue_id) for topic, ids in sorted(view.topics().items()) for queue_id in ids]
-        known = view.known_end
-        self.end = known if known is not None else max((self._end_of(*key) for key in keys), default=0)
+        known_end = view.known_end
+        self.end = known_end if known_end is not None else max((self._end_of(*key) for key in keys), default=0)
         self.begin = view.files.commit_log.min_offset
         self.end = max(self.end, self.begin)
         self.queues = {key: self._range(*key) for key in keys}
@@ -168,10 +168,10 @@ class Snapshot:
             Retention has deleted the segment.
         """
         log = self.view.files.commit_log
-        found = log.pread(offset, size)
-        if not found and offset < log.min_offset:
+        data = log.pread(offset, size)
+        if not data and offset < log.min_offset:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self._paths.commit_log}: {offset}")
-        return found
+        return data
 
     def unit_bytes(self, topic: str, queue_id: int, first: int, end: int) -> bytes:
         """Units of a queue as they lie in a file. Those that are not there any more are fillers."""

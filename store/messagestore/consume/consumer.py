@@ -262,9 +262,9 @@ class Consumer:
         self._idle_s = math.inf if consumer_timeout is None else arguments.seconds("consumer_timeout", consumer_timeout)
         settings = None if config is None else arguments.instance("config", config, StoreConfig)
 
-        for name, given in (("on_assigned", on_assigned), ("on_revoked", on_revoked)):
-            if given is not None:
-                arguments.function(name, given)
+        for name, function in (("on_assigned", on_assigned), ("on_revoked", on_revoked)):
+            if function is not None:
+                arguments.function(name, function)
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
 
         self._view = StoreView(path, settings, disk)
@@ -323,13 +323,13 @@ class Consumer:
         most = arguments.whole_number("max_records", max_records, 1)
         with self._used():
             self._commit_if_due()
-            while not (found := self._collected(most)):
+            while not (messages := self._collected(most)):
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     break
                 self._view.await_change(left_s)
                 self._check_open()
-            return found
+            return messages
 
     def __iter__(self) -> Iterator[ConsumedMessage]:
         return self
@@ -349,16 +349,16 @@ class Consumer:
 
     def _collected(self, most: int) -> dict[Queue, list[ConsumedMessage]]:
         """What can be handed out now."""
-        found: dict[Queue, list[ConsumedMessage]] = {}
+        messages: dict[Queue, list[ConsumedMessage]] = {}
         if time.monotonic() - self._looked_s > _LOOK_S:
             self._look()
-        self._take_turns(found, most)
-        if not found:
+        self._take_turns(messages, most)
+        if not messages:
             self._look()
-            self._take_turns(found, most)
-        return found
+            self._take_turns(messages, most)
+        return messages
 
-    def _take_turns(self, found: dict[Queue, list[ConsumedMessage]], most: int) -> None:
+    def _take_turns(self, messages: dict[Queue, list[ConsumedMessage]], most: int) -> None:
         cursors = list(self._cursors.values())
         for _ in range(len(cursors)):
             cursor = cursors[self._turn % len(cursors)]
@@ -366,7 +366,7 @@ class Consumer:
             while most and not cursor.paused and (cursor.held or cursor.ready or self._fetch(cursor)):
                 taken = cursor.take_one() if self._orderly else cursor.take(most)
                 if taken:
-                    found.setdefault(cursor.queue, []).extend(taken)
+                    messages.setdefault(cursor.queue, []).extend(taken)
                     most -= len(taken)
                 if self._orderly and cursor.held:
                     break
@@ -414,8 +414,8 @@ class Consumer:
         self._view.refresh()
         ends = self._ends.look()
         if self._pattern is not None:
-            found = sorted(self._ends.topic_names or ())
-            names = (*(name for name in found if re.fullmatch(self._pattern, name)), self._retry_topic)
+            existing = sorted(self._ends.topic_names or ())
+            names = (*(name for name in existing if re.fullmatch(self._pattern, name)), self._retry_topic)
             if names != self._ends.topics:
                 self._ends, self._restarts = QueueEnds(self._view, names, names=True), {}
                 ends = self._ends.look()
@@ -549,11 +549,11 @@ class Consumer:
     def _fetch(self, cursor: _Cursor) -> bool:
         """Read the next block of a queue; whether there is one."""
         view, queue = self._view, cursor.queue
-        known = self._ends.ends.get(queue, 0)
-        if known == cursor.position:
+        end_seen = self._ends.ends.get(queue, 0)
+        if end_seen == cursor.position:
             return False
         self._check_continues(cursor)
-        if known < cursor.position:
+        if end_seen < cursor.position:
             return False
         end = view.max_offset(*queue)
         try:
@@ -862,15 +862,15 @@ def _topics(topics: object, pattern: object) -> tuple[str, ...]:
             ) from None
         return ()
     names = [topics] if isinstance(topics, str) and topics else topics
-    if isinstance(names, str) or not isinstance(names, Iterable) or not (found := tuple(names)):
+    if isinstance(names, str) or not isinstance(names, Iterable) or not (named := tuple(names)):
         raise ConfigError(
             f"topics: found {topics!r}; give one or several names of topics, or a pattern", key="topics", value=topics
         )
-    for name in found:
+    for name in named:
         check_readable_queue(name, 0)
-    if len({*found}) < len(found):
-        raise ConfigError(f"topics: found {list(found)!r}; give each topic once", key="topics", value=topics)
-    return found
+    if len({*named}) < len(named):
+        raise ConfigError(f"topics: found {list(named)!r}; give each topic once", key="topics", value=topics)
+    return named
 
 
 def _start(start: object) -> str | int:
@@ -895,9 +895,9 @@ def _tags(tags: object) -> frozenset[str] | None:
     if tags is None or tags == _ANY_TAG:
         return None
     words = tags.split("||") if isinstance(tags, str) else tags
-    if not isinstance(words, Iterable) or not (found := tuple(words)):
+    if not isinstance(words, Iterable) or not (named := tuple(words)):
         raise arguments.refused("tags", tags, "one tag, several with ' || ' between them, or a list of tags")
-    return frozenset(arguments.text("tags", word).strip() for word in found)
+    return frozenset(arguments.text("tags", word).strip() for word in named)
 
 
 def _queue(queue: object) -> Queue:

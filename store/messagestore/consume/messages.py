@@ -73,13 +73,13 @@ class Block:
         ends = memoryview(starts).cast("i")[body.offset : body.offset + len(body) + 1].tolist()
         text = data.to_pybytes() if data is not None else b""
         if len(self.rows) == len(body):
-            found = [text[start:end] for start, end in pairwise(ends)]
+            bodies = [text[start:end] for start, end in pairwise(ends)]
         else:
-            found = [text[ends[row] : ends[row + 1]] for row in self.rows]
+            bodies = [text[ends[row] : ends[row + 1]] for row in self.rows]
         flags = batch["sys_flag"].to_numpy()
         if (flags & SYS_FLAG_COMPRESSED).any():
-            found = [self._plain(body, int(flags[row]), row) for body, row in zip(found, self.rows, strict=True)]
-        return found
+            bodies = [self._plain(body, int(flags[row]), row) for body, row in zip(bodies, self.rows, strict=True)]
+        return bodies
 
     def messages(self) -> list[ConsumedMessage]:
         """The messages that are handed out."""
@@ -100,8 +100,8 @@ class Block:
         column = self._columns.get(name)
         if column is None:
             column = self._columns[name] = self._gathered.decoded([name], verify_body_crc=False)[name].to_pylist()
-        found = column[row]
-        return dict(found) if name in _MAPS else found
+        field = column[row]
+        return dict(field) if name in _MAPS else field
 
     def place(self, row: int) -> int:
         """The physical offset of one message."""
@@ -159,8 +159,8 @@ class ConsumedMessage:
     @property
     def tags(self) -> str | None:
         """The message's tag; None if it has none."""
-        found: str | None = self._block.value("tags", self._row)
-        return found
+        tag: str | None = self._block.value("tags", self._row)
+        return tag
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -170,14 +170,14 @@ class ConsumedMessage:
     @property
     def properties(self) -> dict[str, str]:
         """The user's own properties."""
-        found: dict[str, str] = self._block.value("properties", self._row)
-        return found
+        properties: dict[str, str] = self._block.value("properties", self._row)
+        return properties
 
     @property
     def system_properties(self) -> dict[str, str]:
         """The properties with RocketMQ's reserved names."""
-        found: dict[str, str] = self._block.value("system_properties", self._row)
-        return found
+        properties: dict[str, str] = self._block.value("system_properties", self._row)
+        return properties
 
     @property
     def born_timestamp_ms(self) -> int:

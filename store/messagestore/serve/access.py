@@ -81,23 +81,23 @@ class Tokens:
         Every token is compared, and each comparison takes the same time, whatever is found.
         """
         tokens = self._file.current()
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not given.strip():
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
             raise _unknown(
                 f"client at {address}: this server asks for a token, and the request has none. Give the file with one "
                 f"as option tokenFile or in MESSAGESTORE_TOKEN_FILE"
             )
-        digest = hashlib.sha256(given.strip().encode("latin-1")).digest()
-        found = None
+        digest = hashlib.sha256(secret.strip().encode("latin-1")).digest()
+        client = None
         for token in tokens:
             if hmac.compare_digest(token.digest, digest):
-                found = token
-        if found is None:
+                client = token
+        if client is None:
             raise _unknown(
                 f"client at {address}: this server does not know the token of the request. Give a file with another "
                 f"one as option tokenFile, or add the token to the server's token file"
             )
-        return found.name, ROLES[found.role]
+        return client.name, ROLES[client.role]
 
 
 def _unknown(message: str) -> AccessDeniedError:
@@ -115,7 +115,7 @@ def _tokens(path: str) -> tuple[_Token, ...]:
     if len(text) > _MOST_SIZE:
         raise _wrong(path, f"which has more than {_MOST_SIZE:,} bytes")
 
-    found: list[_Token] = []
+    tokens: list[_Token] = []
     for number, line in enumerate(text.decode("latin-1").split("\n"), start=1):
         words = line.partition("#")[0].split()
         if not words:
@@ -124,14 +124,14 @@ def _tokens(path: str) -> tuple[_Token, ...]:
         if not _NAME.fullmatch(name) or role not in ROLES or not _DIGEST.fullmatch(digest.lower()):
             raise _wrong(path, f"whose line {number} is none")  # what is there may be a token, so it is not shown
         token = _Token(name, role, bytes.fromhex(digest))
-        if any(token.digest == each.digest for each in found):
+        if any(token.digest == other.digest for other in tokens):
             raise _wrong(path, f"whose line {number} has the same token as another line")
-        if sum(name == each.name for each in found) == 2:
+        if sum(name == other.name for other in tokens) == 2:
             raise _wrong(path, f"whose line {number} is the third one of {name}; a name has two tokens at most")
-        found.append(token)
-    if not found:
+        tokens.append(token)
+    if not tokens:
         raise _wrong(path, "which has no token")
-    return tuple(found)
+    return tuple(tokens)
 
 
 def _wrong(path: str, what: str) -> ConfigError:

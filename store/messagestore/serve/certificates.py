@@ -38,11 +38,11 @@ class Certificates:
 
 
 def _context(cert_file: str, key_file: str, client_ca_file: str) -> ssl.SSLContext:
-    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    found.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         # An empty password: OpenSSL would ask the terminal for the one of an encrypted key.
-        found.load_cert_chain(cert_file, key_file or None, password="")
+        context.load_cert_chain(cert_file, key_file or None, password="")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--cert-file, --key-file: found {cert_file} and {key_file or 'no other file'}, which cannot be used "
@@ -52,7 +52,7 @@ def _context(cert_file: str, key_file: str, client_ca_file: str) -> ssl.SSLConte
         ) from None
     if client_ca_file:
         try:
-            found.load_verify_locations(client_ca_file)
+            context.load_verify_locations(client_ca_file)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--client-ca-file: found {client_ca_file}, which cannot be used ({_words(error)}); allowed is a file "
@@ -60,8 +60,8 @@ def _context(cert_file: str, key_file: str, client_ca_file: str) -> ssl.SSLConte
                 key="--client-ca-file",
                 value=client_ca_file,
             ) from None
-        found.verify_mode = ssl.CERT_REQUIRED
-    return found
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _words(error: Exception) -> str:

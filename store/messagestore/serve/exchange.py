@@ -62,8 +62,8 @@ class Exchange:
 
     def header(self, name: str) -> str:
         """A header of the request; empty without it."""
-        found: bytes = self._request.inheaders.get(name.encode("latin-1"), b"")
-        return found.decode("latin-1")
+        value: bytes = self._request.inheaders.get(name.encode("latin-1"), b"")
+        return value.decode("latin-1")
 
     # ---- the request's body
 
@@ -99,16 +99,16 @@ class Exchange:
         ProtocolError
             It is larger; no memory was taken for it.
         """
-        found = bytearray()
+        body = bytearray()
         while not self._ended:
             if not self._left and not self._next_chunk():
                 break
-            if len(found) + self._left > limit:
+            if len(body) + self._left > limit:
                 raise ProtocolError(f"found a body of more than {limit:,} bytes; that is the limit")
             piece = bytearray(self._left)
             self.take(memoryview(piece))
-            found += piece
-        return bytes(found)
+            body += piece
+        return bytes(body)
 
     def end(self) -> None:
         """Read the end of a body that must have no more bytes."""

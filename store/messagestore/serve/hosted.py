@@ -77,10 +77,10 @@ class Hosted:
         """
         if verb == "ends" and isinstance(arguments, dict):
             token = checked(arguments.pop("token", ""), str, "ends.token")
-        given = bound(StoreReader, verb, arguments)
+        checked_arguments = bound(StoreReader, verb, arguments)
         with self._reader(reader_id) as reader:
-            found = getattr(reader.store, verb)(**given)
-        return None if verb == "ends" and found.token == token else found
+            answer = getattr(reader.store, verb)(**checked_arguments)
+        return None if verb == "ends" and answer.token == token else answer
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[LocalReader]:
@@ -97,8 +97,8 @@ class Hosted:
             self._readers[reader_id] = reader
             reader.users += 1
             old = self._too_old()
-        for each in old:
-            each.close()
+        for old_reader in old:
+            old_reader.close()
         try:
             with reader.mutex:
                 if reader.opened is None:
@@ -143,8 +143,8 @@ class Hosted:
         with self._mutex:
             readers = list(self._readers.values())
             self._readers.clear()
-        for each in readers:
-            each.close()
+        for reader in readers:
+            reader.close()
 
 
 class _Reader:
@@ -185,8 +185,8 @@ def bound(kind: type, verb: str, arguments: Any) -> dict[str, Any]:
         checked(value, hints[name], f"{verb}.{name}")
     missing = [
         name
-        for name, each in signature.parameters.items()
-        if name in hints and each.default is inspect.Parameter.empty and name not in arguments
+        for name, parameter in signature.parameters.items()
+        if name in hints and parameter.default is inspect.Parameter.empty and name not in arguments
     ]
     if missing:
         raise ProtocolError(f"{verb}: the argument {missing[0]!r} is missing")

@@ -84,7 +84,7 @@ class ServedStore:
     ) -> None:
         self.paths, self.config, self.disk = Paths(root), config or StoreConfig(), disk or Disk()
         self.read_only, self._create = read_only, create
-        missing = [name for name, given in (("--cert-file", cert_file), ("--token-file", token_file)) if not given]
+        missing = [name for name, path in (("--cert-file", cert_file), ("--token-file", token_file)) if not path]
         if missing and not insecure and not _is_loopback(host):
             raise ConfigError(
                 f"--listen: found {host}, which other hosts may reach, without {' and '.join(missing)}; allowed is a "

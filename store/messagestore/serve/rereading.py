@@ -63,7 +63,7 @@ class Reread(Generic[_Found]):
 
 def _stamp(path: str) -> object:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         return error.errno
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -126,8 +126,8 @@ class _Request:
     def __init__(self, service: Service, exchange: Exchange) -> None:
         self.service, self.exchange = service, exchange
         self.hosted, self.limits = service.hosted, service.limits
-        given = exchange.header(versions.REQUEST_ID)
-        self.id = given if _PLAIN_ID.fullmatch(given) else uuid.uuid4().hex[:16]
+        client_id = exchange.header(versions.REQUEST_ID)
+        self.id = client_id if _PLAIN_ID.fullmatch(client_id) else uuid.uuid4().hex[:16]
         self.verb, self.client = "unknown", exchange.client
         self.allowed: frozenset[str] = frozenset()
         self.throttled_s = 0.0
@@ -223,18 +223,18 @@ class _Request:
 
     def _write(self) -> None:
         verb = self.verb.removeprefix("writer/")
-        given = bound(StoreWriter, verb, self._body().get("arguments"))
-        self._value(getattr(self.hosted.writer(), verb)(**given))
+        arguments = bound(StoreWriter, verb, self._body().get("arguments"))
+        self._value(getattr(self.hosted.writer(), verb)(**arguments))
 
     def _body(self) -> dict[str, Any]:
         text = self.exchange.rest(self.limits.body)
         try:
-            found = bounded_json(text.decode("utf-8"), frames.MOST_VALUES)
+            members = bounded_json(text.decode("utf-8"), frames.MOST_VALUES)
         except ValueError as error:
             raise ProtocolError(f"the body is not JSON that is read: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(members, dict):
             raise ProtocolError("found a body that is not a JSON object")
-        return {key: values.from_json(each, strict=True) for key, each in found.items()}
+        return {key: values.from_json(value, strict=True) for key, value in members.items()}
 
     def _value(self, value: Any) -> None:
         self.exchange.answer(200, {"value": values.to_json(value)}, self._headers())
@@ -246,14 +246,14 @@ class _Request:
 
     def _gather(self) -> None:
         with self.service.budget.stream() as room:
-            given = bound(StoreReader, "gather", self._body().get("arguments"))
-            size = min(PART_SIZE, given.pop("max_size", PART_SIZE))
+            arguments = bound(StoreReader, "gather", self._body().get("arguments"))
+            size = min(PART_SIZE, arguments.pop("max_size", PART_SIZE))
             with self.hosted.gathering() as store:
-                found = store.gather(**given, max_size=max(1, size))
+                gathered = store.gather(**arguments, max_size=max(1, size))
                 count = row_count = 0
                 room.take(2 * PART_SIZE)
                 self._begin()
-                while (part := next(found, None)) is not None:
+                while (part := next(gathered, None)) is not None:
                     room.take(max(2 * PART_SIZE, part.data.nbytes))
                     self._send(parts.pack_gathered(part))
                     count, row_count = count + 1, row_count + len(part.sizes)
@@ -272,8 +272,8 @@ class _Request:
 
             first = self._frame(take)
             head = values.from_json(first.head, strict=True)
-            given = bound(StoreWriter, "stage", head.get("stage"))
-            with self.hosted.writer(self.client).stage(**given) as staging:
+            arguments = bound(StoreWriter, "stage", head.get("stage"))
+            with self.hosted.writer(self.client).stage(**arguments) as staging:
                 share.stem = stem_of(staging.path)
                 while True:
                     frame = self._frame(take)
@@ -297,12 +297,12 @@ class _Request:
 
     def _commit(self) -> None:
         with self.service.budget.stream():
-            given = bound(StoreWriter, "commit", self._body().get("arguments"))
-            request = given["request"]
+            arguments = bound(StoreWriter, "commit", self._body().get("arguments"))
+            request = arguments["request"]
             what = f"version {request.version} of app {request.app_id}" if request.app_id else "a batch"
             self._begin()
             with self._signs_of_life():
-                committed = self.hosted.writer().commit(**given)
+                committed = self.hosted.writer().commit(**arguments)
             result = committed.result
             _log.info(
                 "%s commit of %s: %s %s, %s rows at %s", self.id, self.client, what, result.status, result.row_count,
@@ -352,25 +352,25 @@ class _Request:
             headers.append(("Retry-After", str(error.retry_after_s)))
         if status == 401:
             headers.append(("WWW-Authenticate", "Bearer"))
-        found = failures.to_json(error, self.id)
+        error_json = failures.to_json(error, self.id)
         log = _log.exception if status == 500 else _log.warning
         log("%s %s of %s refused with %s: %s", self.id, self.verb, self.client, status, error)
         try:
             if self._streaming:
-                self._send(frames.packed({"error": found}))
+                self._send(frames.packed({"error": error_json}))
                 self.exchange.finish()
             else:
-                self.exchange.answer(status, {"error": found}, headers)
+                self.exchange.answer(status, {"error": error_json}, headers)
         except OSError as gone:
             self.exchange.drop()
             _log.info("%s %s of %s: the client is gone: %s", self.id, self.verb, self.client, gone)
 
 
 def _reader_id(body: dict[str, Any]) -> str:
-    found = body.get("reader")
-    if not isinstance(found, str) or not _PLAIN_ID.fullmatch(found):
+    reader_id = body.get("reader")
+    if not isinstance(reader_id, str) or not _PLAIN_ID.fullmatch(reader_id):
         raise ProtocolError("`reader` must be an id of letters and digits")
-    return found
+    return reader_id
 
 
 def _status(error: Exception) -> int:
