@@ -174,10 +174,10 @@ class Link:
 
     def headers(self, request_id: str) -> dict[str, str]:
         """The headers of a request."""
-        found = {versions.HEADER: versions.words(), versions.REQUEST_ID: request_id}
+        headers = {versions.HEADER: versions.words(), versions.REQUEST_ID: request_id}
         if self.settings.token_file:
-            found["Authorization"] = f"Bearer {_token(self.settings.token_file)}"
-        return found
+            headers["Authorization"] = f"Bearer {_token(self.settings.token_file)}"
+        return headers
 
 
 class Attempt:
@@ -259,8 +259,8 @@ class Deadline:
 
     def first(self) -> bool:
         """Whether this is the first failure, which may be that of an old connection."""
-        found, self._tried = not self._tried, True
-        return found
+        is_first, self._tried = not self._tried, True
+        return is_first
 
     def wait(self, reason: Exception, asked_s: float) -> bool:
         """Wait before the next try; False: the time is over."""
@@ -351,12 +351,12 @@ class Connection:
     def _body(self) -> dict[str, Any]:
         response = self._checked()
         try:
-            found = bounded_json(response.read().decode("utf-8"), frames.MOST_VALUES)
-            if not isinstance(found, dict) or "value" not in found:
+            answer = bounded_json(response.read().decode("utf-8"), frames.MOST_VALUES)
+            if not isinstance(answer, dict) or "value" not in answer:
                 raise ValueError("found no value")
         except ValueError as error:
             raise ProtocolError(f"{self._link.url}: the answer is not that of a store's server: {error}") from error
-        return found
+        return answer
 
     def _checked(self) -> http.client.HTTPResponse:
         """The response, if it is one of success; otherwise its error is raised."""
@@ -375,8 +375,8 @@ class Connection:
                 f"{self._link.url}: answered {response.status} {response.reason}, and not as a store's server does"
             )
         if response.status in _AGAIN:
-            asked = response.headers.get("Retry-After", "")
-            raise _AgainError(error, float(asked) if asked.isdigit() else 0.0)
+            retry_after = response.headers.get("Retry-After", "")
+            raise _AgainError(error, float(retry_after) if retry_after.isdigit() else 0.0)
         raise self._refused(error)
 
     def _refused(self, error: Exception) -> Exception:
@@ -492,25 +492,25 @@ def _context(settings: RemoteSettings) -> ssl.SSLContext:
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _new_context(settings: RemoteSettings) -> ssl.SSLContext:
-    found = ssl.create_default_context(cafile=settings.ca_file or None)
-    found.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = ssl.create_default_context(cafile=settings.ca_file or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     if settings.key_file and not settings.cert_file:
         raise ValueError("there is a key without a certificate")
     if settings.cert_file:
         # An empty password: OpenSSL would ask the terminal for the one of an encrypted key.
-        found.load_cert_chain(settings.cert_file, settings.key_file or None, password="")
-    return found
+        context.load_cert_chain(settings.cert_file, settings.key_file or None, password="")
+    return context
 
 
 def _token(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            found = file.read(_MOST_TOKEN + 1).strip()
+            content = file.read(_MOST_TOKEN + 1).strip()
     except OSError as error:
         raise ConfigError(
             f"option tokenFile: found {path!r}, which cannot be read ({error.strerror}); allowed is a file with a "
@@ -518,7 +518,7 @@ def _token(path: str) -> str:
             key="tokenFile",
             value=path,
         ) from None
-    token = found.decode("latin-1")
+    token = content.decode("latin-1")
     if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
             f"option tokenFile: found {path!r}, which has no token; allowed is one line of at most {_MOST_TOKEN:,} "
@@ -550,7 +550,7 @@ _links: dict[tuple[str, RemoteSettings], Link] = {}
 def link_to(url: str, settings: RemoteSettings) -> Link:
     """The link of this process to a server."""
     key = (url, settings)
-    found = _links.get(key)
-    if found is None:
-        found = _links[key] = Link(url, settings)
-    return found
+    link = _links.get(key)
+    if link is None:
+        link = _links[key] = Link(url, settings)
+    return link

@@ -197,9 +197,9 @@ class LastRecord:
     crc: int
     store_timestamp_ms: int | None = None
 
-    def is_there(self, found: LastRecord | None) -> bool:
+    def is_there(self, record: LastRecord | None) -> bool:
         """Whether `prove_last` has found this record at its place, or retention has deleted its segment."""
-        return found is None or found.crc == self.crc
+        return record is None or record.crc == self.crc
 
 
 @dataclass(frozen=True, slots=True)

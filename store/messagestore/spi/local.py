@@ -176,13 +176,11 @@ class LocalReader:
         """How far the queues of some topics reach."""
         key = tuple(topics), names
         try:
-            found = self._follow(key).look()
+            ends = self._follow(key).look()
         except (NotAStoreError, StoreWentBackwardsError):  # another folder is at the path: a restored copy?
             self._reopen()
-            found = self._follow(key).look()
-        return (
-            since if since is not None and (since.instance, since.serial) == (found.instance, found.serial) else found
-        )
+            ends = self._follow(key).look()
+        return since if since is not None and (since.instance, since.serial) == (ends.instance, ends.serial) else ends
 
     def _follow(self, key: tuple[tuple[str, ...], bool]) -> _Followed:
         followed = self._followed.pop(key, None)
@@ -220,13 +218,13 @@ class LocalReader:
 
     def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
         """Where the message before each offset lies."""
-        found = {}
+        places = {}
         for queue, offset in offsets.items():
             units = self._view.units(*queue, max(0, offset - 1), offset)
             if len(units):
                 size = int(units["size"][0])
-                found[queue] = Place(int(units["physical_offset"][0]), 0 if size == FILLER_UNIT_SIZE else size)
-        return found
+                places[queue] = Place(int(units["physical_offset"][0]), 0 if size == FILLER_UNIT_SIZE else size)
+        return places
 
     def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
         """The number of each queue's first message at or above a physical offset, or stored after a time."""
@@ -250,29 +248,29 @@ class LocalReader:
 
     def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
         """The mean record size of each range, from units at its beginning, in its middle and at its end."""
-        return [self._mean_size(each) for each in ranges]
+        return [self._mean_size(range_) for range_ in ranges]
 
-    def _mean_size(self, each: Range) -> float:
-        middle = max(each.start, (each.start + each.end - _SAMPLED_UNITS) // 2)
+    def _mean_size(self, range_: Range) -> float:
+        middle = max(range_.start, (range_.start + range_.end - _SAMPLED_UNITS) // 2)
         sizes = [
-            self._sizes(Range(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS)))
-            for at in {each.start, middle, max(each.start, each.end - _SAMPLED_UNITS)}
+            self._sizes(Range(range_.topic, range_.queue_id, at, min(range_.end, at + _SAMPLED_UNITS)))
+            for at in {range_.start, middle, max(range_.start, range_.end - _SAMPLED_UNITS)}
         ]
         count = sum(map(len, sizes))
         return sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
 
     def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
         """The sizes in the units of some ranges."""
-        return [self._sizes(each) for each in ranges]
+        return [self._sizes(range_) for range_ in ranges]
 
-    def _sizes(self, each: Range) -> NDArray[np.int32]:
-        units = self._view.units(each.topic, each.queue_id, each.start, each.end)
-        found = units["size"].astype(np.int32)
-        if self._view.files.has_batch_queues(each.topic):  # several messages share a record
+    def _sizes(self, range_: Range) -> NDArray[np.int32]:
+        units = self._view.units(range_.topic, range_.queue_id, range_.start, range_.end)
+        sizes = units["size"].astype(np.int32)
+        if self._view.files.has_batch_queues(range_.topic):  # several messages share a record
             _, same, counts = np.unique(units["physical_offset"], return_inverse=True, return_counts=True)
-            found = np.maximum(1, found // counts[same]).astype(np.int32)
-        found[(found == FILLER_UNIT_SIZE) | (found < 0)] = 0
-        return found
+            sizes = np.maximum(1, sizes // counts[same]).astype(np.int32)
+        sizes[(sizes == FILLER_UNIT_SIZE) | (sizes < 0)] = 0
+        return sizes
 
     def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:
         """The numbers of all messages with one of some keys."""
@@ -300,9 +298,11 @@ class LocalReader:
         if planned is not None:
             self._check_planned(planned, ranges)
         try:
-            for each in ranges:
+            for range_ in ranges:
                 view = self._view
-                yield from view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size, tags_codes)
+                yield from view.blocks(
+                    range_.topic, range_.queue_id, range_.start, range_.end, max_rows, max_size, tags_codes
+                )
         except OffsetOutOfRangeError:
             if planned is not None:
                 self._check_planned(planned, ranges)
@@ -312,9 +312,9 @@ class LocalReader:
 
     def _check_planned(self, planned: PlannedRead, ranges: Sequence[Range]) -> None:
         """Check that log and queues are those that were planned. Nothing is known below the log's first segment."""
-        found = self._view.store_id
-        if planned.store_id and found != planned.store_id:
-            raise planned_elsewhere(self._path, planned.store_id, f"another store, {found or 'without an id'}")
+        store_id = self._view.store_id
+        if planned.store_id and store_id != planned.store_id:
+            raise planned_elsewhere(self._path, planned.store_id, f"another store, {store_id or 'without an id'}")
 
         fault = ""
         last = planned.last
@@ -322,7 +322,7 @@ class LocalReader:
             fault = f"the record at physical offset {last.position} has changed"
 
         if planned.physical_offset:
-            ends = {(each.topic, each.queue_id): each.end for each in ranges}
+            ends = {(range_.topic, range_.queue_id): range_.end for range_ in ranges}
             for (topic, queue_id), place in self.places(ends).items():
                 if place.ends_behind(planned.physical_offset):
                     fault = f"message {ends[topic, queue_id] - 1} of {topic}/{queue_id} has changed"
@@ -406,7 +406,7 @@ class _Followed:
     def _answer(self) -> Ends:
         """What was found, as the last answer if it is the same."""
         queues, before = self._queues, self._found
-        found = replace(
+        ends = replace(
             before,
             store_id=self._view.store_id,
             queues=queues.ends,
@@ -416,13 +416,13 @@ class _Followed:
             recovered=self._view.visible.recovered,
             instance=self._instance,
         )
-        return before if found == before else replace(found, serial=next(self._serials))
+        return before if ends == before else replace(ends, serial=next(self._serials))
 
 
-def planned_elsewhere(path: Location | str, store_id: str, found: str) -> NotAStoreError:
+def planned_elsewhere(path: Location | str, store_id: str, other: str) -> NotAStoreError:
     """The error for a read that was planned in another store than the one that is found here."""
     return NotAStoreError(
-        f"{path}: host {socket.gethostname()} found {found} there, but the driver planned to read store "
+        f"{path}: host {socket.gethostname()} found {other} there, but the driver planned to read store "
         f"{store_id or 'without an id'}. Let executors and driver see the same disk",
         path=str(path),
     )
@@ -437,11 +437,11 @@ def _known_of(topics: Topics, names: Iterable[str] | None) -> dict[str, Any]:
 
 def _proven(tail: ProvenTail, ranges: Iterable[Range]) -> Proven:
     units = {}
-    for each in ranges:
-        queue = (each.topic, each.queue_id)
-        if queue in tail.units and each.end > tail.units[queue][0]:
-            first = max(each.start, tail.units[queue][0])
-            units[queue] = first, tail.read(queue, first, each.end).tobytes()
+    for range_ in ranges:
+        queue = (range_.topic, range_.queue_id)
+        if queue in tail.units and range_.end > tail.units[queue][0]:
+            first = max(range_.start, tail.units[queue][0])
+            units[queue] = first, tail.read(queue, first, range_.end).tobytes()
     return Proven(tail.start, tail.end, units)
 
 
@@ -501,9 +501,11 @@ class LocalWriter:
     def describe(self, topics: Iterable[str] | None = None) -> Description:
         """What is at the path now."""
         identity = Identity.read(self.disk, self.paths.identity)
-        known = Topics(self.disk, self.paths.root)
-        known.load()
-        return replace(self._described(identity), **_known_of(known, topics), config=with_levels(self.config, identity))
+        topics_table = Topics(self.disk, self.paths.root)
+        topics_table.load()
+        return replace(
+            self._described(identity), **_known_of(topics_table, topics), config=with_levels(self.config, identity)
+        )
 
     def _described(self, identity: Identity | None) -> Description:
         """The result of `describe` without what is known of topics, and with the settings as they were given."""
@@ -526,15 +528,15 @@ class LocalWriter:
         refuse_to_write(self.disk, self.paths, self.config)
         warn_of_network(self.paths.root)
         self._check_staging()
-        found = self._described(Identity.read(self.disk, self.paths.identity))
-        if found.exists and not found.store_id:  # a broker's store
+        description = self._described(Identity.read(self.disk, self.paths.identity))
+        if description.exists and not description.store_id:  # a broker's store
             with self._attached().writing("creating the store", config=self.config):
-                found = self._described(Identity.read(self.disk, self.paths.identity))
-        if found.store_id:
+                description = self._described(Identity.read(self.disk, self.paths.identity))
+        if description.store_id:
             self.config = config_of_records(self.disk, self.paths, self.config)
         self._sweep()  # before tasks need the room: a driver that was killed repeatedly left its files each time
         state = StateFile(self.disk, self.paths.state).read()
-        return replace(found, config=self.config, log_end=0 if state is None else state.clean_end)
+        return replace(description, config=self.config, log_end=0 if state is None else state.clean_end)
 
     def _check_place(self, store_id: str) -> bool:
         """Whether the store that a write was planned for is there; False if there was no store, and there is none.
@@ -548,9 +550,9 @@ class LocalWriter:
         if not store_id:
             return identity is not None
         if identity is None or identity.store_id != store_id:
-            found = "no store" if identity is None else f"another store, {identity.store_id}"
+            present = "no store" if identity is None else f"another store, {identity.store_id}"
             raise NotAStoreError(
-                f"{self.paths.root}: host {socket.gethostname()} found {found} there, but the write was planned for "
+                f"{self.paths.root}: host {socket.gethostname()} found {present} there, but the write was planned for "
                 f"store {store_id}. Let executors and driver see the same disk, and do not replace the folder during a "
                 f"write",
                 path=self.paths.root,
@@ -611,8 +613,8 @@ class LocalWriter:
         if not known_place:
             _warn_of_memory(self.paths.root)
         if committed.result.status != APPENDED:
-            known = committed.result.status == KNOWN
-            self._count(**{KNOWN_BATCHES if known else SKIPPED_BATCHES: 1})
+            is_known = committed.result.status == KNOWN
+            self._count(**{KNOWN_BATCHES if is_known else SKIPPED_BATCHES: 1})
         if closing:
             with contextlib.suppress(StoreError, OSError):  # the batch is in the log; the next writer recovers
                 store.detach()

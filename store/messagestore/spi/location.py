@@ -54,11 +54,11 @@ class RemoteSettings:
 
         A certificate and its key come from the same place.
         """
-        known = {name: os.environ.get(variable, "") for name, variable in _VARIABLES.items()}
+        values = {name: os.environ.get(variable, "") for name, variable in _VARIABLES.items()}
         if files.get("cert_file") is not None:
-            known["key_file"] = ""
-        known |= {name: value for name, value in files.items() if value is not None}
-        return cls(**known, retry_timeout_s=cls().retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
+            values["key_file"] = ""
+        values |= {name: value for name, value in files.items() if value is not None}
+        return cls(**values, retry_timeout_s=cls().retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

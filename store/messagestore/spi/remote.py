@@ -123,8 +123,8 @@ class RemoteReader:
 
     def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
         """Which store this is."""
-        found: Description = self._ask("describe", topics=None if topics is None else list(topics), queues=queues)
-        return found
+        description: Description = self._ask("describe", topics=None if topics is None else list(topics), queues=queues)
+        return description
 
     def broker_name(self) -> str:
         """The name of the store's broker."""
@@ -132,22 +132,22 @@ class RemoteReader:
 
     def ends(self, topics: Sequence[str], since: Ends | None = None, *, names: bool = False) -> Ends:
         """How far the queues of some topics reach. The server is asked at most twenty times a second."""
-        asked = (tuple(topics), names)
+        question = (tuple(topics), names)
         now_s = time.monotonic()
-        if since is not None and since is self._ends and asked == self._asked and now_s - self._looked_s < LOOK_S:
+        if since is not None and since is self._ends and question == self._asked and now_s - self._looked_s < LOOK_S:
             return since
         token = "" if since is None else since.token
-        found: Ends | None = self._ask("ends", topics=list(topics), names=names, token=token)
+        ends: Ends | None = self._ask("ends", topics=list(topics), names=names, token=token)
         if since is not None:
-            if found is None:
-                found = since
+            if ends is None:
+                ends = since
             else:  # what has not changed stays the caller's own object
                 kept = {name: getattr(since, name) for name in ("queues", "topic_names")}
-                found = replace(found, **{name: value for name, value in kept.items() if value == getattr(found, name)})
-        if found is None:
+                ends = replace(ends, **{name: value for name, value in kept.items() if value == getattr(ends, name)})
+        if ends is None:
             raise ProtocolError(f"{self._link.url}: ends: nothing has changed since no answer")
-        self._ends, self._asked, self._looked_s = found, asked, now_s
-        return found
+        self._ends, self._asked, self._looked_s = ends, question, now_s
+        return ends
 
     def await_change(self, timeout_s: float) -> None:
         """Wait until `ends` would ask the server again."""
@@ -155,38 +155,38 @@ class RemoteReader:
 
     def begins(self, queues: Iterable[Queue]) -> Queues:
         """The number of the first message of each queue that is still in the log."""
-        found: Queues = self._ask("begins", queues=list(queues))
-        return found
+        begins: Queues = self._ask("begins", queues=list(queues))
+        return begins
 
     def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
         """Where the message before each offset lies."""
-        found: dict[Queue, Place] = self._ask("places", offsets=dict(offsets))
-        return found
+        places: dict[Queue, Place] = self._ask("places", offsets=dict(offsets))
+        return places
 
     def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
         """The number of each queue's first message at or above a physical offset, or stored after a time."""
-        found: Queues = self._ask("seek", times_ms=dict(times_ms), physical_offset=physical_offset)
-        return found
+        offsets: Queues = self._ask("seek", times_ms=dict(times_ms), physical_offset=physical_offset)
+        return offsets
 
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The bytes at a place, as a record."""
-        found: LastRecord | None = self._ask("prove_last", position=position, size=size, with_time=with_time)
-        return found
+        record: LastRecord | None = self._ask("prove_last", position=position, size=size, with_time=with_time)
+        return record
 
     def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
         """The mean record size of each range."""
-        found: list[float] = self._ask("mean_sizes", ranges=list(ranges))
-        return found
+        sizes: list[float] = self._ask("mean_sizes", ranges=list(ranges))
+        return sizes
 
     def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
         """The sizes in the units of some ranges."""
-        found: list[NDArray[np.int32]] = self._ask("sizes", ranges=list(ranges))
-        return found
+        sizes: list[NDArray[np.int32]] = self._ask("sizes", ranges=list(ranges))
+        return sizes
 
     def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:
         """The numbers of all messages with one of some keys."""
-        found: dict[Queue, list[int]] = self._ask("find", topics=list(topics), keys=list(keys))
-        return found
+        offsets: dict[Queue, list[int]] = self._ask("find", topics=list(topics), keys=list(keys))
+        return offsets
 
     def proven(self, parts: Sequence[Sequence[Range]]) -> list[Proven | None]:
         """Nothing: the server itself knows what is proven, and tasks ask the same server."""
@@ -231,13 +231,13 @@ class RemoteReader:
 
     def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
         """Rows that say what the store contains."""
-        found: tuple[list[dict[str, Any]], list[str]] = self._ask("view", name=name)
-        return found
+        answer: tuple[list[dict[str, Any]], list[str]] = self._ask("view", name=name)
+        return answer
 
     def published_progress(self, group: str) -> Queues:
         """How far a consumer group has read."""
-        found: Queues = self._ask("published_progress", group=group)
-        return found
+        progress: Queues = self._ask("published_progress", group=group)
+        return progress
 
     def close(self) -> None:
         """Let the server close its reader; if it does not answer, it does so by itself later."""
@@ -274,13 +274,13 @@ class RemoteWriter:
 
     def describe(self, topics: Iterable[str] | None = None) -> Description:
         """What is there now."""
-        found: Description = self._ask("describe", topics=None if topics is None else list(topics))
-        return found
+        description: Description = self._ask("describe", topics=None if topics is None else list(topics))
+        return description
 
     def prepare(self) -> Description:
         """What is there, after a check that it may be written."""
-        found: Description = self._ask("prepare")
-        return found
+        description: Description = self._ask("prepare")
+        return description
 
     def stage(self, write: Write, store_id: str) -> RemoteStaging:
         """A new staged file on the store's host."""
@@ -308,10 +308,10 @@ class RemoteWriter:
 
         def once(connection: Connection) -> Committed:
             *_, last = connection.stream("commit", text)
-            found: Committed = values.checked(
+            committed: Committed = values.checked(
                 values.from_json(last.head["done"], strict=False), Committed, "the answer of commit"
             )
-            return found
+            return committed
 
         return self._link.retried("commit", once, unknown=True, is_repeatable=is_known_again)
 
@@ -380,9 +380,11 @@ class RemoteStaging:
                         connection.begin("stage")
                         connection.send(self._first)
                         self._connection, self._sent = connection, 0
+
                     while self._sent < len(self._kept):
                         connection.send(self._kept[self._sent])
                         self._sent += 1
+
                     if last is not None:
                         connection.send(last)
                         connection.end()
@@ -390,6 +392,7 @@ class RemoteStaging:
             except Exception as error:  # noqa: BLE001 - it is raised again unless it asks for another try
                 self._failed(attempt, error)
                 continue
+
             if last is not None:
                 attempt.__exit__(None, None, None)
             elif self._alive is None:

@@ -44,5 +44,5 @@ def _stores_of(location: Location) -> Stores:
     if location.scheme not in OPENERS:
         raise ConfigError(f"{location}: nothing here opens it; allowed is {location_words()}", key="path")
     module, name = OPENERS[location.scheme].split(":")
-    found: Stores = getattr(importlib.import_module(module), name)
-    return found
+    stores: Stores = getattr(importlib.import_module(module), name)
+    return stores

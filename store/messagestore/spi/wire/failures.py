@@ -13,9 +13,9 @@ from messagestore import errors
 from messagestore.errors import StoreError, StoreUnavailableError
 
 CLASSES: dict[str, type[StoreError]] = {
-    name: each
-    for name, each in vars(errors).items()
-    if isinstance(each, type) and issubclass(each, StoreError) and each is not StoreError
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, StoreError) and kind is not StoreError
 }
 """The errors that arrive as what they are, by name."""
 _OS_ERROR = "OSError"
@@ -23,23 +23,28 @@ _OS_ERROR = "OSError"
 
 def to_json(error: BaseException, request_id: str = "") -> dict[str, Any]:
     """An error as what `json.dumps` takes. The request id is added to the text, so that the server's log is found."""
-    found: dict[str, Any] = {"request": request_id}
+    error_json: dict[str, Any] = {"request": request_id}
     notes = [str(note) for note in getattr(error, "__notes__", [])]
     if notes:
-        found["notes"] = notes
+        error_json["notes"] = notes
     if isinstance(error, StoreError) and CLASSES.get(type(error).__name__) is type(error):
         fields = {name: value for name, value in vars(error).items() if not name.startswith("_") and _is_plain(value)}
-        return found | {"class": type(error).__name__, "text": str(error), "errno": _errno(error), "fields": fields}
+        return error_json | {
+            "class": type(error).__name__,
+            "text": str(error),
+            "errno": _errno(error),
+            "fields": fields,
+        }
     if isinstance(error, OSError):
         fields = {"filename": error.filename if isinstance(error.filename, str) else None}
-        return found | {
+        return error_json | {
             "class": _OS_ERROR,
             "text": error.strerror or str(error),
             "errno": _errno(error),
             "fields": fields,
         }
     hidden = f"the server failed with {type(error).__name__}; its log has more under this request"
-    return found | {
+    return error_json | {
         "class": StoreUnavailableError.__name__,
         "text": str(error) if isinstance(error, StoreError) else hidden,
         "errno": None,
@@ -57,15 +62,15 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
 
 
-def from_json(found: Any) -> Exception:
+def from_json(error_json: Any) -> Exception:
     """The error of a server's answer; if the answer is none, an error that says so."""
     try:
-        name, text, fields = found["class"], str(found["text"]), dict(found["fields"])
-        number = found.get("errno")
-        request_id = str(found.get("request") or "")
-        notes = [str(note) for note in found.get("notes", [])]
+        name, text, fields = error_json["class"], str(error_json["text"]), dict(error_json["fields"])
+        number = error_json.get("errno")
+        request_id = str(error_json.get("request") or "")
+        notes = [str(note) for note in error_json.get("notes", [])]
     except (TypeError, KeyError, ValueError):
-        return StoreUnavailableError(f"the answer is not one of a store's server: {found!r:.200}")
+        return StoreUnavailableError(f"the answer is not one of a store's server: {error_json!r:.200}")
 
     error: Exception
     kind = CLASSES.get(name)

@@ -120,12 +120,12 @@ def numbers(frame: Frame, name: str, dtype: str) -> NDArray[Any]:
     ProtocolError
         The buffer is missing, or is not a whole number of them.
     """
-    found = frame.buffers.get(name)
-    if found is None:
+    buffer = frame.buffers.get(name)
+    if buffer is None:
         raise ProtocolError(f"frame: the buffer {name!r} is missing")
     kind = np.dtype(dtype)
-    if len(found) % kind.itemsize:
+    if len(buffer) % kind.itemsize:
         raise ProtocolError(
-            f"frame: the buffer {name!r} has {len(found)} bytes; allowed are multiples of {kind.itemsize}"
+            f"frame: the buffer {name!r} has {len(buffer)} bytes; allowed are multiples of {kind.itemsize}"
         )
-    return found.view(kind).astype(kind.newbyteorder("="), copy=False)
+    return buffer.view(kind).astype(kind.newbyteorder("="), copy=False)

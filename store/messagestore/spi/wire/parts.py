@@ -67,10 +67,13 @@ def unpack_gathered(frame: Frame) -> Gathered:
     head = frame.head["part"]
     topic, queue_id = _field(head, "topic", str), _field(head, "queue", int)
     start, end = _field(head, "start", int), _field(head, "end", int)
+
     sizes = numbers(frame, "sizes", "<i4")
     count = len(sizes)
     ends = np.cumsum(sizes, dtype=np.int64)
     relative = ends - sizes
+
+    # A buffer is left out when its numbers follow from the others.
     offsets = (
         numbers(frame, "queue_offsets", "<i8")
         if "queue_offsets" in frame.buffers
@@ -83,12 +86,14 @@ def unpack_gathered(frame: Frame) -> Gathered:
     )
     positions = numbers(frame, "positions", "<i8") if "positions" in frame.buffers else relative
     renumbered = frame.buffers["renumbered"].view(np.bool_) if "renumbered" in frame.buffers else None
+
     data = frame.buffers.get("data")
     lengths = {len(offsets), len(places), len(positions), count if renumbered is None else len(renumbered)}
     if data is None or lengths != {count}:
         raise ProtocolError("gather: the buffers of a part do not fit each other")
     if count and (int(sizes.min()) < 0 or int(positions.min()) < 0 or int((positions + sizes).max()) > len(data)):
         raise ProtocolError("gather: a record of a part lies outside its data")
+
     path = _field(head, "path", str)
     return Gathered(topic, queue_id, start, end, offsets, places, sizes, data, positions, path, renumbered)
 
@@ -124,8 +129,8 @@ def pack_rows(rows: Rows) -> list[memoryview]:
 
 def _crc_of(arrays: Any) -> int:
     crc = 0
-    for each in arrays:
-        crc = crc32(memoryview(each).cast("B") if len(each) else b"", crc)
+    for array in arrays:
+        crc = crc32(memoryview(array).cast("B") if len(array) else b"", crc)
     return crc
 
 
@@ -145,21 +150,26 @@ def unpack_rows(frame: Frame) -> Rows:
         raise ProtocolError(
             "stage: the CRC of a frame does not match its buffers. It was changed on its way; send it again"
         )
+
     topics = _field(head, "topics", list[str])
-    real_queues = [tuple(each) for each in _field(head, "real_queues", list[list[Any]])]
+    real_queues = [tuple(queue) for queue in _field(head, "real_queues", list[list[Any]])]
     checked(real_queues, list[tuple[str, int]], "real_queues")
+
     sizes = arrays["sizes"]
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     _check_arrays(arrays, starts, topics)
+
     for topic in {*topics, *(topic for topic, _ in real_queues)}:
         check_topic(topic)
     for queue_id in (int(arrays["run_queue_ids"].min(initial=0)), int(arrays["run_queue_ids"].max(initial=0))):
         check_queue_id(queue_id)
+
     _check_records(arrays, starts)
     time_at, digest = _field(head, "time_at", int), _field(head, "digest", int)
     if not 0 <= time_at <= 255 or not 0 <= digest < 1 << 64:
         raise ProtocolError("stage: the place of the store time, or the digest, cannot be one")
+
     return Rows.unplaced(
         starts,
         run_topics=topics,
