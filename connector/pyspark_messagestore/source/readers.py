@@ -295,13 +295,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The end of the newest batch that is done. Spark calls `commit` later, and never for the last batch.
         self._publish(start)
 
-        ends = current if self._target is None else self._target
-        if self._target is not None:  # a queue that was created again ends at its current end
-            ends = {
-                **ends,
-                **{queue: min(ends[queue], current.get(queue, 0)) for queue in follower.moved & ends.keys()},
-            }
-
+        ends = self._ends(current)
         until = self._until(begin, current)
         if self._bound is not None:
             if begin.initial and self.options.fail_on_data_loss:
@@ -329,6 +323,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin.initial:  # nothing else says where this micro-batch begins
             found = replace(found, begin=replace(begin, initial=False, until=None))
         return found.to_json()
+
+    def _ends(self, current: Queues) -> Queues:
+        """Where the query ends, or else the store. A queue that was created again ends at its current end."""
+        if self._target is None:
+            return current
+        moved = self.follower.moved & self._target.keys()
+        return {**self._target, **{queue: min(self._target[queue], current.get(queue, 0)) for queue in moved}}
 
     def _is_idle(self, start: dict[str, Any], current: Queues) -> bool:
         """Whether nothing has changed since there was nothing to do."""

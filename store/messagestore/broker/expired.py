@@ -216,31 +216,52 @@ def expired_segments(
         The offsets of the consumer groups, or the record at the end of a segment, cannot be read.
     """
     log = files.commit_log
-    groups: list[Needed] | None = None
-    waiting: list[Needed] = []
+    needs = _Needs(files, expiry, half_progress, delivered)
     offsets: list[int] = []
+    kept = ""
 
-    # The groups and what waits are looked up at most once, and only when a segment might go.
     for start in log.offsets:
-        kept = _why_kept(files, state, start) or _not_asked_for(files, start, expiry)
-        if not kept and groups is None:
-            groups = _needed_for(files, expiry, half_progress, delivered)
-        if not kept and not expiry.at_once and groups and groups[0].physical_offset < start + log.segment_size:
-            kept = _needed_words(groups, start + log.segment_size)
-        if not kept and not waiting:
-            waiting = _waiting_for(files, start, expiry)
-            kept = waiting[0].words if waiting and not expiry.at_once else ""
+        kept = _why_kept(files, state, start) or _not_asked_for(files, start, expiry) or needs.why_kept(start)
         if not kept and expiry.most is not None and len(offsets) >= expiry.most:
             kept = f"only {expiry.most} are deleted at a time"
         if kept:
             break
         offsets.append(start)
-    else:
-        kept = ""
 
     end = offsets[-1] + log.segment_size if offsets else log.min_offset
-    unread = [need for need in (*(groups or ()), *waiting) if need.physical_offset < end]
-    return ExpiredSegments(tuple(offsets), kept, tuple(unread))
+    return ExpiredSegments(tuple(offsets), kept, tuple(needs.below(end)))
+
+
+class _Needs:
+    """Who needs what is in the log: consumer groups, and messages that wait. They are looked up only when a segment
+    might go, and the groups only once.
+    """
+
+    def __init__(
+        self, files: StoreFiles, expiry: Expiry, half_progress: HalfProgress, delivered: DeliveryProgress
+    ) -> None:
+        self._files, self._expiry = files, expiry
+        self._half_progress, self._delivered = half_progress, delivered
+        self._groups: list[Needed] | None = None
+        self._waiting: list[Needed] = []
+
+    def why_kept(self, start: int) -> str:
+        """Why the segment that begins at `start` stays; empty if nobody needs it, or if the disk is nearly full."""
+        end = start + self._files.commit_log.segment_size
+        if self._groups is None:
+            self._groups = _needed_for(self._files, self._expiry, self._half_progress, self._delivered)
+        if self._groups and self._groups[0].physical_offset < end and not self._expiry.at_once:
+            return _needed_words(self._groups, end)
+
+        if not self._waiting:
+            self._waiting = _waiting_for(self._files, start, self._expiry)
+            if self._waiting and not self._expiry.at_once:
+                return self._waiting[0].words
+        return ""
+
+    def below(self, end: int) -> list[Needed]:
+        """Those who need something below a physical offset, as far as they were looked up."""
+        return [need for need in (*(self._groups or ()), *self._waiting) if need.physical_offset < end]
 
 
 def _needed_for(
