@@ -28,6 +28,7 @@ _LISTENED = ("topic", "queue_id", "queue_offset", "store_timestamp_ms", "propert
 _TAGS_CODE, _HAS_UNIT = "tags_code", "has_unit"
 _PAUSE_S = 0.1
 _END_TIMEOUT_S = 30.0
+_NO_END = 1 << 63
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +74,7 @@ class LogFollower:
         self.error: StoreError | OSError | None = None
         self._root, self._config, self._disk = root, config, disk
         self._columns, self._dispatch, self._with_units = tuple(columns), dispatch, with_units
-        self._last: int | None = None
+        self._last = _NO_END
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="messagestore-dispatch", daemon=True)
         self._thread.start()
@@ -119,7 +120,7 @@ class LogFollower:
             end = view.known_end
             if end is not None and end > self.position:
                 self._hand_over(view, end)
-            if self._last is not None and self.position >= self._last:
+            if self.position >= self._last:
                 return
             view.await_change(_PAUSE_S)
 

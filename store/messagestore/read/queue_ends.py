@@ -23,7 +23,7 @@ from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import is_ordinary_topic
 from messagestore.log.log_end import Anchor
 from messagestore.log.walk import Depth, Run, Walk, rows_of
-from messagestore.read.view import StoreView
+from messagestore.read.view import NoBytes, StoreView
 
 Ends = dict[tuple[str, int], int]
 FEW_QUEUES = 16
@@ -152,8 +152,8 @@ class QueueEnds:
         return int(units["physical_offset"][0]), int(units["size"][0])
 
     def _marked(self, end: int, position: int, size: int) -> _Mark | None:
-        crc = self.view.record_crc(position, size) if position >= 0 else None
-        return None if crc is None or crc < 0 else _Mark(end, Anchor(position, size, crc))
+        crc = self.view.record_crc(position, size) if position >= 0 else NoBytes.DELETED
+        return None if isinstance(crc, NoBytes) else _Mark(end, Anchor(position, size, crc))
 
     # ---- the log
 

@@ -25,6 +25,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -101,6 +102,13 @@ def healing(look: Callable[Concatenate[StoreView, P], T]) -> Callable[Concatenat
         return view.healed(lambda: look(view, *args, **options))
 
     return repeated
+
+
+class NoBytes(Enum):
+    """Why the log has no bytes at a place."""
+
+    DELETED = "the place lies below the first segment"
+    NOT_REACHED = "the log does not reach that far"
 
 
 @dataclass(frozen=True, slots=True)
@@ -779,22 +787,18 @@ class StoreView:
         return self.sight.units((topic, queue_id), start, end)
 
     @healing
-    def record_crc(self, position: int, size: int) -> int | None:
-        """The CRC-32 of bytes of the log, read from the file that is at the path now.
-
-        Returns
-        -------
-        int | None
-            None: the bytes lie below the first segment. -1: the log does not reach that far.
-        """
+    def record_crc(self, position: int, size: int) -> int | NoBytes:
+        """The CRC-32 of bytes of the log, read from the file that is at the path now, or why there are none."""
         self._forget_deleted()
         log = self.files.commit_log
         if position + size > log.max_offset:
             log.load()
         if position < log.min_offset:
-            return None
+            return NoBytes.DELETED
+
         log.reopen_replaced(position)
-        return log.crc(position, position + size)
+        crc = log.crc(position, position + size)
+        return NoBytes.NOT_REACHED if crc < 0 else crc
 
     # ---- records
 

@@ -177,6 +177,10 @@ class Place:
         return self.size > 0 and self.end > physical_offset
 
 
+NOT_REACHED = -1
+"""Takes the place of a CRC-32 where the log does not reach as far as the record."""
+
+
 @dataclass(frozen=True, slots=True)
 class LastRecord:
     """The last record that a stream has covered, by which the stream recognises the log.
@@ -186,7 +190,7 @@ class LastRecord:
     position, size : int
         The place of the record in the log.
     crc : int
-        The CRC-32 of its bytes. In a result of `prove_last`, -1 means that the log does not reach that far.
+        The CRC-32 of its bytes. In a result of `prove_last`, `NOT_REACHED` means that the log does not reach that far.
     store_timestamp_ms : int | None
         The store time, which shows what is newer in a log that was restored or created again. None if no record
         begins at the place, and if the caller did not ask for it.

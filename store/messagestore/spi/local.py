@@ -59,11 +59,12 @@ from messagestore.log.store_files import (
 from messagestore.read.proven_tail import ProvenTail
 from messagestore.read.query import find_keys
 from messagestore.read.queue_ends import QueueEnds
-from messagestore.read.view import StoreView, Visible
+from messagestore.read.view import NoBytes, StoreView, Visible
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
 from messagestore.spi.interface import (
     GATHERED_ROWS,
     GATHERED_SIZE,
+    NOT_REACHED,
     Committed,
     Description,
     Ends,
@@ -239,9 +240,12 @@ class LocalReader:
         """The bytes at a place, as a record."""
         view = self._view
         crc = view.record_crc(position, size)
-        if crc is None:
+        if crc is NoBytes.DELETED:
             return None
-        head = view.healed(lambda: view.files.commit_log.head(position)) if with_time and crc >= 0 else None
+        if crc is NoBytes.NOT_REACHED:
+            return LastRecord(position, size, NOT_REACHED)
+
+        head = view.healed(lambda: view.files.commit_log.head(position)) if with_time else None
         return LastRecord(position, size, crc, None if head is None else int(head["store_timestamp_ms"]))
 
     # ---- ranges

@@ -254,7 +254,7 @@ def _fits_tuple(values: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
     return len(values) == len(hints) and all(map(_fits, values, hints))
 
 
-_CONTAINERS: dict[Any, tuple[type, ...]] = {
+_CONTAINERS: dict[Any, tuple[type[Iterable[Any]], ...]] = {
     list: (list, tuple),
     Sequence: (list, tuple),
     Iterable: (list, tuple),
