@@ -329,6 +329,7 @@ class MessageStore(ReadOnlyStore):
             ignored_groups=ignored_groups,
             at_once=at_once,
         )
+
         self.writer.check_usable()
         services = self._attached.services
         assert services is not None
@@ -447,6 +448,7 @@ class MessageStore(ReadOnlyStore):
                 attributes=attributes,
             )
             topics.save_or_drop()
+
             topic_config = topics.get(topic)
             assert topic_config is not None
             return topic_config

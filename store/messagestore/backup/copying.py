@@ -269,6 +269,7 @@ class _Backup:
         disk, place = self._target.disk, self._target.place(part.path)
         for folder in disk.make_folders(os.path.dirname(place)):
             disk.fsync_dir(os.path.dirname(folder))
+
         crc, position, started = part.crc, part.start, part.start
         with disk.open(place, writable=True) if disk.exists(place) else disk.open_new(place, 0) as file:
             while position < part.size:
@@ -281,6 +282,7 @@ class _Backup:
                     raise CorruptionError(
                         self._snapshot.view.files.paths.root, position, f"more of {part.path}", "none"
                     )
+
                 disk.pwrite(file, piece, position)
                 crc, position = crc32(piece, crc), position + len(piece)
                 if position - started >= _WRITEBACK_SIZE:
@@ -289,8 +291,10 @@ class _Backup:
                 self._done += len(piece)
                 if self._progress is not None:
                     self._progress(self._done, total)
+
             if part.begins_log is not None:
                 disk.fdatasync(file)
+
         self._files[part.path] = part.size, crc
         if part.begins_log is not None and part.size == self._point.segment_size:
             disk.fsync_dir(os.path.dirname(place))
@@ -419,16 +423,19 @@ class _Stream:
             all_files += [(path, size) for _, path, size in snapshot.queue_files(topic, queue_id)]
         total = sum(size for _, size in all_files)
         begin = snapshot.begin
+
         with tarfile.open(fileobj=self._out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
             for start, path, size in log_files:
                 if not self._add(archive, path, size, _reader(snapshot.log_bytes, start), total):
                     begin = start + snapshot.segment_size
+
             for topic, queue_id in snapshot.queues:
                 end, file_size = snapshot.queues[topic, queue_id][1], snapshot.queue_file_size(topic, queue_id)
                 queues[topic, queue_id] = 0, end, file_size
                 for start, path, size in snapshot.queue_files(topic, queue_id):
                     read = _unit_reader(snapshot, topic, queue_id, start)
                     self._add(archive, path, size, read, total)
+
             point = replace(
                 self._point,
                 begin=begin,

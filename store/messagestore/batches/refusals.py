@@ -189,6 +189,7 @@ def gap(last: JournalEntry, request: BatchRequest, root: str) -> LostBatchesErro
     """Batches between the app's last one and this one are missing."""
     app_id, version, expected = request.app_id or "", request.version, last.version + 1
     missing = f"version {expected} is" if version == expected + 1 else f"versions {expected} to {version - 1} are"
+
     return LostBatchesError(
         f"app {app_id!r}: found version {version}, but the last one in the store is {last.version} "
         f"({_query(last.query_id)}): {missing} not in the store (a backup was restored; ASYNC_FLUSH and a power "
@@ -212,6 +213,7 @@ def no_batches(store_id: str, root: str, request: BatchRequest, *, complete: boo
         else "the store has no batch of this app. Causes: the disk is not mounted and this is another folder; an older "
         "backup was restored; the folder was deleted; the sink was added to a running query"
     )
+
     return LostBatchesError(
         f"app {app_id!r}: found version {version} ({_query(request.query_id)}) in store {store_id} at "
         f"{root}, but {why}. {no_history(app_id, version, root)}",

@@ -340,6 +340,7 @@ class HalfMessages:
                 )
                 raise MessageIllegalError(text, field="message_id")
             half = same_key[0] if same_key else _stored(halves.view, message_id)
+
         if half is None:
             raise ended_error(message_id, UNKNOWN, commit=True)
         return HalfMessage(self, half)

@@ -296,6 +296,7 @@ class Retention:
                 writer.log.load()
                 writer.files.forget_queues()
             raise
+
         try:
             disk.fsync_dir(os.path.dirname(path))
         except OSError as error:

@@ -381,6 +381,7 @@ class Consumer:
             if not self._orderly:
                 self._sent_back(message, delay_level, None)
                 return
+
             cursor = self._cursors.get(message.queue)
             if cursor is None:
                 raise self._given_away(f"{message.topic}/{message.queue_id}")
@@ -391,6 +392,7 @@ class Consumer:
                     key="message",
                     value=message,
                 )
+
             delays_ms = self._view.files.config.delays_ms
             level = 1 if delay_level is None else arguments.whole_number("delay_level", delay_level, 1, len(delays_ms))
             cursor.held_until_s = time.monotonic() + (1.0 if delay_level is None else delays_ms[level - 1] / 1000)
@@ -419,14 +421,17 @@ class Consumer:
             if names != self._ends.topics:
                 self._ends, self._restarts = QueueEnds(self._view, names, names=True), {}
                 ends = self._ends.look()
+
         self._looked_s = time.monotonic()
         for queue, count in self._ends.restarts.items():
             if count > self._restarts.get(queue, 0) and queue in self._cursors:
                 raise self._went_back(self._cursors[queue], ends[queue])
         self._restarts = self._ends.restarts
+
         for queue, cursor in self._cursors.items():
             if queue not in ends and cursor.position:
                 raise self._went_back(cursor, 0)
+
         if self._looked_s - self._balanced_s > _BALANCE_S or self._known != ends.keys():
             self._balance(ends.keys())
         self._has_looked = True
@@ -646,11 +651,13 @@ class Consumer:
         new = {queue: offset for queue, offset in offsets.items() if offset > self._cursors[queue].floor}
         if not new:
             return
+
         self._view.refresh()
         for queue in new:
             self._check_continues(self._cursors[queue])
         if not self._locks.intact():
             raise self._given_away("the queues of this worker")
+
         self._progress.commit(new)
         for queue, offset in new.items():
             cursor = self._cursors[queue]
@@ -861,11 +868,13 @@ def _topics(topics: object, pattern: object) -> tuple[str, ...]:
                 f"pattern: found {pattern!r}, which is no regular expression ({error})", key="pattern", value=pattern
             ) from None
         return ()
+
     names = [topics] if isinstance(topics, str) and topics else topics
     if isinstance(names, str) or not isinstance(names, Iterable) or not (named := tuple(names)):
         raise ConfigError(
             f"topics: found {topics!r}; give one or several names of topics, or a pattern", key="topics", value=topics
         )
+
     for name in named:
         check_readable_queue(name, 0)
     if len({*named}) < len(named):

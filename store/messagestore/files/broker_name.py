@@ -31,6 +31,7 @@ def read_broker_name(disk: Disk, path: str) -> str:
         data = disk.read(path, MAX_SIZE)
     except (FileNotFoundError, NotADirectoryError):
         return ""
+
     try:
         fields = json.loads(data)
         name = fields["brokerName"]

@@ -38,6 +38,7 @@ def read_counters(disk: Disk, path: str) -> dict[str, int]:
         data = disk.read(path, MAX_SIZE)
     except (FileNotFoundError, NotADirectoryError):
         return dict.fromkeys(NAMES, 0)
+
     try:
         fields = json.loads(data)
         counters = {str(name): int(value) for name, value in fields["counters"].items()}

@@ -241,6 +241,7 @@ class Disk:
                     f"{path}: found a link, FIFO or folder where a file must be", path=str(path)
                 ) from error
             raise
+
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise NotAStoreError(f"{path}: found a FIFO, device or folder where a file must be", path=str(path))

@@ -41,10 +41,12 @@ class FolderWatch:
     def __init__(self, path: str) -> None:
         self._descriptors: list[int] = []
         self._waiting = self._closed = False
+
         try:
             init, add = _libc.inotify_init1, _libc.inotify_add_watch
         except AttributeError:
             raise OSError(errno.ENOSYS, "this system has no inotify", path) from None
+
         fd = _checked(init(os.O_NONBLOCK | os.O_CLOEXEC), path)
         self._descriptors.append(fd)
         try:

@@ -75,6 +75,7 @@ class GroupLocks(LockFile):
                     needed=1,
                     free=0,
                 )
+
         own = base + self._slots[topic]
         others = self._locked_by_others(base, MAX_WORKERS)
         return sum(other < own for other in others), len(others) + 1

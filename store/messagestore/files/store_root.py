@@ -196,6 +196,7 @@ class Place:
         except OSError as error:
             error.filename = path
             raise
+
         if not first or name == _OWN_FOLDER:
             raise NotAStoreError(
                 f"{path}: found a symbolic link where a folder must be. Writers do not follow it, and nothing was "

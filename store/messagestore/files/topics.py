@@ -223,6 +223,7 @@ class Topics(ConfigTable[str, TopicConfig]):
         topic = self._rows.get(name)
         if topic is None:
             raise UnknownTopicError(name, self._rows)
+
         return self._put(
             replace(
                 topic,

@@ -30,10 +30,12 @@ def bounded_json(text: str, most_values: int) -> Any:
         It is no JSON, or has too many values, or nests too deeply.
     """
     check_values(text, most_values)
+
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"nested too deeply; at most {_MOST_LEVELS} levels are read") from None
+
     level: list[Any] = [value]
     for _ in range(_MOST_LEVELS):
         inner = (

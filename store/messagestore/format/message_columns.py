@@ -257,6 +257,7 @@ def _part(part: object, topic: str | None, queue_id: int | None, now_ms: int) ->
                     name, value, "None for MessageColumns, which have topics and queues of their own"
                 )
         return part
+
     table = _table("columns", part)
     columns = MessageColumns.from_arrow(table, topic=topic, queue_id=queue_id, default_born_timestamp_ms=now_ms)
     if columns.queue_id is None:

@@ -125,6 +125,7 @@ def reserved_fault(name: str) -> str:
         SHARDING_KEY: "Use the sharding key column",
         DELAY: "Use `delay_time_level` (column delayTimeLevel)",
     }
+
     if name in TIMERS:
         return (
             f"property {name!r}: RocketMQ uses this name for timer messages, which this store does not support. "

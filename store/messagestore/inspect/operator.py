@@ -942,6 +942,7 @@ def rows_of(view: StoreView, name: str) -> tuple[list[dict[str, Any]], list[str]
 def _segments_of(view: StoreView) -> list[dict[str, Any]]:
     log = view.files.commit_log
     log.load()
+
     rows = []
     for start in log.offsets:
         head = log.head(start)
@@ -958,6 +959,7 @@ def _segments_of(view: StoreView) -> list[dict[str, Any]]:
 
 def _batches_of(view: StoreView) -> list[dict[str, Any]]:
     journal = journal_of(view.files, view.max_offset(BATCH_TOPIC, 0))
+
     return [
         {
             "app": app_id,

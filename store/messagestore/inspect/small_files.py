@@ -230,10 +230,12 @@ class SmallFiles:
         self._check_state(rules)
         self._check_checkpoint(rules, last_time_ms)
         self._check_names()
+
         try:
             read_broker_name(self.files.disk, self.files.paths.broker_name)
         except CorruptionError as error:
             self.report.find(error.path, 0, error.expected, error.found)
+
         try:
             read_put_times(self.files.disk, self.files.paths.put_times)
         except CorruptionError as error:

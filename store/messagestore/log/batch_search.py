@@ -217,9 +217,11 @@ def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
     batch = None if data is None else parse(data, physical_offset) or parse_torn(data, physical_offset)
     if batch is not None:
         return batch
+
     path = log.path_of(physical_offset)
     if data is None:
         raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "no record")
+
     message = record.decode_message(data, path=path, physical_offset=physical_offset)
     if message.topic != BATCH_TOPIC:
         raise CorruptionError(path, physical_offset, f"a record of {BATCH_TOPIC}", f"one of {message.topic!r}")

@@ -76,6 +76,7 @@ def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
         and not config.enabled_append_prop_crc
     ):
         refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC. Set enabledAppendPropCRC=true"
+
     refused = refused or _log_in_folders(paths, settings) or _log_elsewhere(paths, settings)
     if refused is not None:
         key, reason = refused
@@ -118,6 +119,7 @@ def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None
     ours = disk.exists(paths.identity) or disk.exists(paths.journal)
     if ours or not looks_like_store(disk, paths) or disk.names(paths.commit_log):
         return
+
     missing = ["mapped_file_size_commit_log"]
     if not any(queue_ids for queue_ids in list_queues(disk, paths.root)[0].values()):
         missing.append("mapped_file_size_consume_queue")
@@ -285,6 +287,7 @@ def check_simple_topic(files: StoreFiles, topic: str) -> None:
             key="topic",
             value=topic,
         )
+
     if files.topics.is_compacted(topic):
         raise ConfigError(
             f"topic {topic!r} has {CLEANUP_POLICY} {COMPACTION}: consumers read it from files that only a running "

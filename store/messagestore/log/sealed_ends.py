@@ -128,6 +128,7 @@ class SealedEnds:
             file = disk.open(path)
         except (FileNotFoundError, NotADirectoryError):
             return ends
+
         try:
             size = disk.length(file)
             data = disk.pread(file, min(size, MAX_SIZE), 0)

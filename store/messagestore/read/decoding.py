@@ -155,6 +155,7 @@ class Decoder:
         if messages.bad:
             yield self._projection.converted(messages.rows)
             return
+
         if self._tags is not None:
             messages = messages.take(pc.is_in(messages.rows["tags"], value_set=self._tags))
         if self._keys is not None:
@@ -163,6 +164,7 @@ class Decoder:
             first_ms, end_ms = self._stored_ms
             times_ms = numpy_of(messages.rows["store_timestamp_ms"])
             messages = messages.take(pa.array((times_ms >= first_ms) & (times_ms < end_ms)))
+
         for rows in self._plain(messages) if self._decompresses else (messages.rows,):
             if rows.num_rows:
                 yield self._projection.converted(rows)

@@ -176,6 +176,7 @@ def follow_messages(root: str, config: StoreConfig, disk: Disk, start: int, *, l
         ):
             if not has_unit.as_py():
                 continue
+
             properties = dict(system.as_py()) | dict(own.as_py())
             arguments = (topic.as_py(), queue_id.as_py(), offset.as_py(), tags_code.as_py(), stored_ms.as_py())
             try:

@@ -101,6 +101,7 @@ class ProvenTail:
                 f"offset {self.end} are shown. The rest of the log was not examined (provenTailSize). Run "
                 f"`messagestore recover`, or open the store for writing, to see it"
             )
+
         hidden = f"{self.hidden_count} more records lie between {self.end} and {self.hidden_end}"
         if self.limited:
             hidden += ", and the rest of the log was not examined (provenTailSize)"

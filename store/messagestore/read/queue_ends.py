@@ -218,6 +218,7 @@ class _Walk:
                 return False
             else:
                 walk.jump(batch.end)
+
             self.last = run.last_offset, run.last_size
         return walk.position == self.limit
 

@@ -94,12 +94,15 @@ class Scan:
         """
         pattern = topics if isinstance(topics, re.Pattern) else None
         named = () if isinstance(topics, re.Pattern) else _texts("topics", topics)
+
         for topic in named:
             check_readable_queue(topic, 0)
         names = _CORE if columns is None else arguments.names("columns", columns, _NAMES)
+
         if filter is not None:
             arguments.instance("filter", filter, pc.Expression)
         also = [name for name in _asked_by(filter) if name not in names]
+
         return cls(
             named,
             pattern,
@@ -139,6 +142,7 @@ class Scan:
         if self.pattern is not None:
             matching = [name for name in view.topics() if is_ordinary_topic(name) and self.pattern.fullmatch(name)]
             topics = tuple(sorted(matching))
+
         for topic in topics:
             queue_ids = view.queue_ids(topic)
             numbers = None if self.keys is None else find_keys(view, topic, self.keys)
@@ -154,14 +158,17 @@ class Scan:
     def _bounds(self, view: StoreView, topic: str, queue_id: int) -> tuple[int, int]:
         last = view.max_offset(topic, queue_id)
         first, end = self.start, self.end
+
         if isinstance(first, Mapping):
             first = first.get((topic, queue_id))
         if isinstance(end, Mapping):
             end = end.get((topic, queue_id))
+
         if first is None:
             first = view.min_offset(topic, queue_id)
         elif isinstance(first, datetime):
             first = view.offset_behind_time(topic, queue_id, _first_ms(first) - 1 - CLOCK_MARGIN_MS)
+
         if end is None:
             end = last
         elif isinstance(end, datetime):
@@ -244,6 +251,7 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
 def _bound(name: str, value: object) -> Bound:
     if value is None:
         return None
+
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise ConfigError(
@@ -253,6 +261,7 @@ def _bound(name: str, value: object) -> Bound:
                 value=value,
             )
         return value
+
     if isinstance(value, Mapping):
         for key, offset in value.items():
             if not (isinstance(key, tuple) and len(key) == 2):
@@ -260,6 +269,7 @@ def _bound(name: str, value: object) -> Bound:
             check_readable_queue(*key)
             arguments.whole_number(name, offset, 0)
         return dict(value)
+
     if isinstance(value, str | float | bool):
         raise arguments.refused(name, value, _BOUNDS)
     return arguments.whole_number(name, value, 0)

@@ -463,6 +463,7 @@ class StoreView:
                 tail = find(files, state, files.config.proven_tail_size)
                 tell(tail, files.paths.root)
             self.sight = now = Unrecovered(files, tail, state.counter, self._numbers_left(state))
+
         if files.config.fail_on_unproven and not now.tail.complete:
             raise NotRecoveredError(now.tail.words(files.paths.root))
         return now
@@ -1006,6 +1007,7 @@ class StoreView:
         begin = self.min_offset(topic, queue_id)
         if not self.files.queue(topic, queue_id).offsets or begin <= position:
             return
+
         high = self.max_offset(topic, queue_id)
         raise OffsetOutOfRangeError(
             f"{topic}/{queue_id}: {begin - position} messages from {position} on are gone, because retention has "

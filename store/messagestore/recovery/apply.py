@@ -50,6 +50,7 @@ def take_away(examined: Examination, error: CorruptionError) -> bool:
         topic, queue_id = error.path.split(os.sep)[-3:-1]
     if not queue_id.isdecimal() or examined.condition.start is not Start.NOWHERE or state is None:
         return False
+
     key = topic, int(queue_id)
     if key not in sealed_at(files, state.clean_end, state.clean_end).seals:
         return False

@@ -149,10 +149,12 @@ class Surveyor:
         """
         if self.trust.own:
             return record_scan.leading(whole_rows(run, rows))
+
         bad_runs = np.array(
             [stored_topic_fault(topic) is not None or queue_id < 0 for topic, queue_id, _, _ in rows.runs()], np.bool_
         )
         bad = np.repeat(bad_runs, rows.run_counts)
+
         if bad.any():
             row, number = int(bad.argmax()), int(bad_runs.argmax())
             if self._torn_in_topic(run, row):

@@ -87,11 +87,15 @@ class Tokens:
                 f"client at {address}: this server asks for a token, and the request has none. Give the file with one "
                 f"as option tokenFile or in MESSAGESTORE_TOKEN_FILE"
             )
+
         digest = hashlib.sha256(secret.strip().encode("latin-1")).digest()
+
+        # All tokens are compared, so that the time of an answer does not say which of them is nearly right.
         client = None
         for token in tokens:
             if hmac.compare_digest(token.digest, digest):
                 client = token
+
         if client is None:
             raise _unknown(
                 f"client at {address}: this server does not know the token of the request. Give a file with another "

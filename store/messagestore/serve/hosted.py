@@ -97,8 +97,10 @@ class Hosted:
             self._readers[reader_id] = reader
             reader.users += 1
             old = self._too_old()
+
         for old_reader in old:
             old_reader.close()
+
         try:
             with reader.mutex:
                 if reader.opened is None:
@@ -183,6 +185,7 @@ def bound(kind: type, verb: str, arguments: Any) -> dict[str, Any]:
         if name not in hints:
             raise ProtocolError(f"{verb}: found the argument {name!r:.60}; allowed are {', '.join(hints) or 'none'}")
         checked(value, hints[name], f"{verb}.{name}")
+
     missing = [
         name
         for name, parameter in signature.parameters.items()

@@ -84,6 +84,7 @@ class ServedStore:
     ) -> None:
         self.paths, self.config, self.disk = Paths(root), config or StoreConfig(), disk or Disk()
         self.read_only, self._create = read_only, create
+
         missing = [name for name, path in (("--cert-file", cert_file), ("--token-file", token_file)) if not path]
         if missing and not insecure and not _is_loopback(host):
             raise ConfigError(
@@ -93,6 +94,7 @@ class ServedStore:
                 key="--listen",
                 value=host,
             )
+
         for name, path in (("--key-file", key_file), ("--client-ca-file", client_ca_file)):
             if path and not cert_file:
                 raise ConfigError(
@@ -100,10 +102,12 @@ class ServedStore:
                     key=name,
                     value=path,
                 )
+
         certificates = Certificates(cert_file, key_file, client_ca_file) if cert_file else None
         access = Tokens(token_file) if token_file else None
         self.instance_id = uuid.uuid4().hex
         self._lock: WriterLock | None = None
+
         hosted = Hosted(self.paths.root, self.config, read_only=read_only)
         service = Service(
             hosted, limits, access, instance_id=self.instance_id, not_ready=self._not_ready, metrics=metrics
@@ -135,6 +139,7 @@ class ServedStore:
                 f"make a new store with --create",
                 path=self.paths.root,
             )
+
         service = self.server.service
         service.recovering = True
         self.server.start()

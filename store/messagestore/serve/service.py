@@ -167,19 +167,23 @@ class _Request:
             raise BusyError("the server is being stopped; another one will take its place")
         if service.recovering:
             raise BusyError("the server has just been started, and recovers the store")
+
         if exchange.path == "/metrics":
             self.verb = "metrics"
             self._authorize(OPERATE)
             return lambda: exchange.answer(200, service.figures())
+
         verb = exchange.path.removeprefix(PREFIX)
         call, role = self._calls().get(verb, (None, ""))
         if not exchange.path.startswith(PREFIX) or call is None:
             raise ProtocolError(f"found the path {exchange.path!r:.80}; PROTOCOL.md lists those that are allowed")
         if exchange.method != "POST":
             raise ProtocolError(f"found the method {exchange.method:.10}; allowed is POST")
+
         self.verb = verb
         versions.check(exchange.header(versions.HEADER), "client", service.spoken)
         self._authorize(role)
+
         if role == WRITE and self.hosted.read_only:
             raise AccessDeniedError("this server was started with --read-only, so nothing can be written through it")
         if exchange.size is not None and exchange.size > self.limits.body:
@@ -198,6 +202,7 @@ class _Request:
             "stage": (self._stage, WRITE),
             "commit": (self._commit, WRITE),
         }
+
         calls.update({f"reader/{verb}": (self._read, READ) for verb in READS})
         return calls
 
@@ -352,9 +357,11 @@ class _Request:
             headers.append(("Retry-After", str(error.retry_after_s)))
         if status == 401:
             headers.append(("WWW-Authenticate", "Bearer"))
+
         error_json = failures.to_json(error, self.id)
         log = _log.exception if status == 500 else _log.warning
         log("%s %s of %s refused with %s: %s", self.id, self.verb, self.client, status, error)
+
         try:
             if self._streaming:
                 self._send(frames.packed({"error": error_json}))

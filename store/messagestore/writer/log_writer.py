@@ -610,14 +610,17 @@ class LogWriter(Standing):
         """
         with self.mutex:
             segment = self.log.unsynced_name
+
         if segment is None:
             return
+
         with self.sync_mutex:
             self.check_usable()
             try:
                 self.files.disk.fsync_dir(self.log.directory)
             except OSError as error:
                 self.stop(f"a sync failed ({error})")
+
         with self.mutex:
             if self.health is not Health.SOUND:
                 raise self.poison(self.poison_reason)

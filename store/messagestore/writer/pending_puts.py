@@ -187,6 +187,7 @@ class PromisedPuts(ServiceThread):
             if not gone:
                 self._promises.append(promise)
                 self._earliest_s = min(self._earliest_s, promise.deadline_s)
+
         if gone:
             self._complete(self._outcome(promise, self._why()))
         elif (

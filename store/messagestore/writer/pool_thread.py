@@ -43,6 +43,7 @@ class PoolService(ServiceThread):
             self._work.acquire(timeout=self.writer.files.config.commit_interval_commit_log / 1000)
             if self._stopped:
                 return
+
             try:
                 self._round()
             except (StoreError, OSError) as error:

@@ -263,6 +263,7 @@ class QueueNumbers:
                     missing.append(key)
                 else:
                     ends.answer(key, seal)
+
             if not missing:
                 return
             rebuild(files, missing, limit)

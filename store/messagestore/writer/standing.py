@@ -243,6 +243,7 @@ class Standing:
         if often and now_s < self._locks_checked_s + _LOCKS_CHECK_S:
             return
         self._locks_checked_s = now_s
+
         try:
             intact = self.locks_intact()
         except OSError as error:

@@ -169,6 +169,7 @@ class _Counts:
         ):
             for key, count in others.copy().items():
                 mine[key] += count  # type: ignore[index]
+
         self.quick_puts += other.quick_puts
         self.longest_put_ms = max(self.longest_put_ms, other.longest_put_ms)
         self.longest_get_ms = max(self.longest_get_ms, other.longest_get_ms)
@@ -229,6 +230,7 @@ class Statistics:
             counts = self._own.counts
         except AttributeError:
             counts = self._new_counts()
+
         if taken_s < _MILLISECOND_S:
             counts.quick_puts += 1
         else:
@@ -237,6 +239,7 @@ class Statistics:
                 counts.longest_put_ms = max(counts.longest_put_ms, ms)
                 ms = _MOST_MS + 1
             counts.slow_puts[ms] += 1
+
         if status is not _OK:
             counts.not_ok[status] += 1
 
