@@ -39,7 +39,7 @@ from messagestore.log.store_files import StoreFiles
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What rows are compared with that came before: their number, the sum of their digests, and their topics.
+    """What shows whether rows are the same as earlier ones: their number, the sum of their digests, and their topics.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWrite:
-    """By what a batch without an app id is recognised if it is committed again.
+    """How the store recognises a batch without an app id that is committed again.
 
     Parameters
     ----------

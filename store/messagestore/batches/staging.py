@@ -419,7 +419,7 @@ def _opened(disk: Disk, path: str) -> File:
 
 
 def _chunks_of(disk: Disk, path: str, staged: StagedFile, *, keep: bool) -> list[_Chunk]:
-    """The chunks of a file whose table is the one that its task wrote; with `keep`, of a file that is so as a whole."""
+    """The chunks of a file, after a check that its table is the one that its task wrote; with `keep`, also its data."""
     with _opened(disk, path) as file:
         size = disk.length(file)
         whole = memoryview(disk.pread(file, size, 0)) if keep and size == staged.size else None

@@ -276,8 +276,8 @@ class Delivery:
                 self._file.save(right)
 
     def saved(self) -> dict[int, int]:
-        """The number of the next message of each level of which something was delivered, as `delayOffset.json` has it
-        from now on, for retention: what lies below may be deleted. Call under the mutex.
+        """The number of the next message of each level that has delivered something, as `delayOffset.json` says it from
+        now on. Retention may delete what lies below. Call under the mutex.
 
         Raises
         ------
@@ -336,8 +336,8 @@ class Delivery:
         return all_due, min(nexts) - (now_ms - clock_ms) if nexts else None
 
     def _since_put(self, units: NDArray[np.void], codes: NDArray[np.int64], now_ms: int) -> NDArray[np.int64]:
-        """The due times by the store's clock, also of what was put while that stood still and the machine's clock was
-        behind it: as in RocketMQ, no message waits for longer than its level since it was put.
+        """The due times by the store's clock. That clock stands still while the machine's clock is behind it. A message
+        that is put meanwhile waits for no longer than its level, as in RocketMQ.
         """
         times = self._writer.put_times
         later = np.flatnonzero((codes > now_ms) & (units["physical_offset"] < times.end))
@@ -376,8 +376,8 @@ class Delivery:
         return first
 
     def _due_times(self, units: NDArray[np.void], level: int) -> NDArray[np.int64]:
-        """When each message is due. A unit of a broker with ConsumeQueueExt has the place of another file instead of a
-        time; then the store time says it, as in RocketMQ.
+        """When each message is due. A unit of a broker with ConsumeQueueExt contains a place in another file instead of
+        a time; then the store time counts, as in RocketMQ.
         """
         codes = units["tags_code"].astype(np.int64)
         elsewhere = np.flatnonzero(codes < LEAST_TAGS_CODE)
@@ -573,7 +573,7 @@ def delivered(files: StoreFiles, journal: BatchJournal) -> dict[int, int]:
 
 
 def _below(files: StoreFiles, level: int, offset: int, end: int) -> int:
-    """A number that is not behind any message of a level that lies at or behind a physical offset."""
+    """At most the number of a level's first message that lies at or behind a physical offset."""
     queue = files.queue(SCHEDULE_TOPIC, level - 1)
     last = queue.read(offset - 1, 1)
     if len(last) and int(last["size"][0]) > 0 and int(last["physical_offset"][0]) < end:

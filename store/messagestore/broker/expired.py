@@ -85,9 +85,9 @@ class Expiry:
 
 
 class Needed(NamedTuple):
-    """The first message that a consumer group has not read, of all its queues; or the first delayed message that was
-    not delivered, for `DELIVERY`, or the first open half message, for RocketMQ's group of half messages; or the first
-    message that waits in one of a broker's own topics, for the name of this topic.
+    """The first message that somebody needs. For a consumer group, it is the first message that the group has not read;
+    for `DELIVERY`, the first delayed message that was not delivered; for RocketMQ's group of half messages, the first
+    open one; for a topic of a broker's own, the first message that waits there.
     """
 
     physical_offset: int
@@ -507,7 +507,7 @@ def waiting_in(files: StoreFiles, start: int) -> list[Needed]:
 
 
 def _first_unit(files: StoreFiles, queue: ConsumeQueue, begin: int, end: int) -> list[tuple[int, int]]:  # noqa: ARG001 - as `_first_timer`
-    """The number and the place of the first message of a part of a queue; empty if the part is."""
+    """The number and the place of the first message of a part of a queue; empty if the part has none."""
     return [(begin, int(queue.read(begin, 1)["physical_offset"][0]))] if begin < end else []
 
 

@@ -1,4 +1,4 @@
-"""The checks of half messages: they ask how those end whose producers have not said so, and discard the others.
+"""Asks how open half messages end, and discards those about which it has asked too often.
 
     due -> put back with one more check -> asked -> committed, rolled back, or open for another round
      |---> discarded, after `transactionCheckMax` checks or `fileReservedTime` hours

@@ -1,4 +1,4 @@
-"""Saves how far the half messages need not be looked at again, as a broker does (`config/consumerOffset.json`)."""
+"""Saves up to where half messages need no second look, as a broker does (`config/consumerOffset.json`)."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class CommitLog(MappedFileQueue):
         return head if record_scan.is_head(head, physical_offset) else None
 
     def segment_before_time(self, time_ms: int) -> int:
-        """Return where the newest segment begins whose first record was stored by a time, else where the log begins.
+        """Return the beginning of the newest segment whose first record was stored by a time, or else that of the log.
 
         With the time of its store checkpoint, this is where a broker's own recovery starts after a crash.
         """
@@ -251,7 +251,7 @@ class CommitLog(MappedFileQueue):
         self.disk.pwrite(file, data, physical_offset - start)
 
     def _create_segment(self, start: int, data: memoryview, position: int) -> File:
-        """Create the next segment with `data` in it; an error says that it was the creation that failed."""
+        """Create the next segment with `data` in it; an error says that the creation failed."""
         try:
             return self.create(start, data, position, preallocate=self.preallocate, spare=self.take_spare())
         except (OSError, StoreError) as error:

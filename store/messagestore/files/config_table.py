@@ -69,7 +69,7 @@ class ConfigTable(Generic[K, V]):
         self._rows, self._changed = rows, {}  # only now: a row that could not be saved is not there
 
     def save_or_drop(self) -> None:
-        """Save; if that fails, drop the changes: the caller's error is their end, and no later `save` brings them."""
+        """Save. If that fails, drop the changes, so that no later `save` writes what the caller was told has failed."""
         try:
             self.save()
         except BaseException:
@@ -79,7 +79,7 @@ class ConfigTable(Generic[K, V]):
     # ---- what the tables differ in
 
     def _parsed(self, table: dict[str, Any]) -> dict[K, V]:
-        """The rows in a file. What it raises for a table that is wrong, `ConfigFile.load` says."""
+        """The rows in a file. `ConfigFile.load` says which errors a wrong table may raise."""
         raise NotImplementedError
 
     def _merged(self, rows: dict[K, V], changed: dict[K, V]) -> dict[K, V]:

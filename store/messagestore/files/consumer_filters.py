@@ -48,7 +48,9 @@ class ConsumerFilterData:
 
     @property
     def is_dead(self) -> bool:
-        """Whether no consumer with it lives, as RocketMQ sees it. A broker that starts takes all for dead."""
+        """Whether RocketMQ takes the filter for dead, because no consumer uses it. A broker that starts takes all for
+        dead.
+        """
         return self.dead_time_ms >= self.born_time_ms
 
 

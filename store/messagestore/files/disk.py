@@ -189,7 +189,7 @@ class Disk:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def lease_break_time_s(self, path: str = LEASE_BREAK_TIME) -> float:
-        """Return the time after which the kernel lets a process through that waits for a lease; 0 means never."""
+        """Return after how many seconds the kernel breaks a lease that holds up another process; 0 means never."""
         try:
             with open(path, encoding="ascii") as file:
                 return float(file.read()) or math.inf
@@ -643,7 +643,7 @@ class Disk:
 
 
 class _Opening(Place):
-    """A `Place` whose folder an operation uses; if the system refuses, the error says whose the file is."""
+    """A `Place` whose folder an operation uses; if the system refuses, the error says who owns the file."""
 
     __slots__ = ()
 

@@ -85,7 +85,7 @@ class GroupLocks(LockFile):
         return self._base(topic) // _TOPIC_SIZE
 
     def claim(self, topic: str, queue_id: int) -> bool:
-        """Take a queue; whether no other worker has it."""
+        """Take a queue unless another worker has it; whether it was taken."""
         if (topic, queue_id) not in self.held and self._set(fcntl.F_WRLCK, self._base(topic) + _QUEUES_AT + queue_id):
             self.held.add((topic, queue_id))
         return (topic, queue_id) in self.held

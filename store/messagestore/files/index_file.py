@@ -276,7 +276,8 @@ class IndexService:
         self.written.removed(file.path)
 
     def forget_below(self, physical_offset: int) -> list[str]:
-        """Forget the first files, all of whose entries lead to records below a physical offset, and return their paths.
+        """Forget the first files, as far as all their entries lead to records below a physical offset; return their
+        paths.
 
         The caller deletes them. The last file never counts.
         """

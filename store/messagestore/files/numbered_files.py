@@ -117,7 +117,7 @@ class MappedFileQueue:
         self.set_offsets(offsets)
 
     def remove_unmade(self) -> None:
-        """Remove a last file without a byte in it, which a broker that was killed was about to make.
+        """Remove the last file if it is empty: a broker that was killed was about to make it.
 
         RocketMQ before 5.3 refuses a folder with such a file. The caller holds the writer lock, and no broker runs.
         """

@@ -265,7 +265,7 @@ class Topics(ConfigTable[str, TopicConfig]):
 
 
 def _checked(topic: str, attributes: object) -> Mapping[str, str]:
-    """Return attributes, of which all names and values must be text."""
+    """Return attributes, after a check that all names and values are text."""
     name = f"topic {topic!r}: attributes"
     if not isinstance(attributes, Mapping):
         raise arguments.refused(name, attributes, "a mapping of text to text")

@@ -152,7 +152,7 @@ class TransientStorePool:
             self._free, self._used = [], deque()  # unmapped with the last reference: a failed write may have one
 
     def forget_threads(self) -> None:
-        """In a forked child, replace the lock, whose holder does not exist, and let the memory go, which is shared."""
+        """In a forked child, replace the lock, because its holder is not there, and let the shared memory go."""
         self.mutex = threading.Lock()
         self._free, self._used = [], deque()
 

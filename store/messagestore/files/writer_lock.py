@@ -354,7 +354,7 @@ class Attachment(LockFile):
 
 
 def attach(root: str, disk: Disk) -> Attachment:
-    """Keep Java brokers out, before anything of the store is read on which a write will rely.
+    """Keep Java brokers out. Call this before reading anything of the store that a write relies on.
 
     Parameters
     ----------
@@ -485,7 +485,7 @@ _UNKNOWN = "an unknown process"
 
 
 def _locker(pid: int, exclusive: bool) -> str:
-    """Return in words who holds a lock that no writer of this project has written its name for."""
+    """Return in words who holds a lock for which no writer of this project has left its name."""
     kind = "" if exclusive else ", with a shared lock, which no writer of this project takes"
     return f"pid {pid} ({_program(pid) or 'ended'}) on {socket.gethostname()}{kind}"
 

@@ -50,7 +50,7 @@ class DelayLevels:
         return max(max(delays_of(levels)) for _, levels in self.entries)
 
     def at(self, physical_offset: int) -> tuple[int, ...]:
-        """How long a message waits whose record begins at a physical offset, in milliseconds; level 1 comes first."""
+        """The delays of a message whose record begins at a physical offset, in milliseconds; level 1 comes first."""
         after = bisect_right(self.entries, physical_offset, key=lambda entry: entry[0])
         return delays_of(self.entries[max(after - 1, 0)][1])
 

@@ -182,7 +182,7 @@ def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
 
 
 def not_ours(files: StoreFiles, batch: BatchRecord) -> CorruptionError:
-    """Return the error for a BATCH record of a store that is neither this one nor one of which this is a copy."""
+    """Return the error for a BATCH record of another store, if this store is not a copy of that one."""
     log = files.commit_log
     return CorruptionError(
         log.path_of(batch.physical_offset),

@@ -218,7 +218,7 @@ class Traces(NamedTuple):
 
 
 def _left_open(state: State | None) -> Left:
-    """How a store was left whose `abort` is ours."""
+    """How a store was left if its `abort` is ours."""
     if state is None:
         return Left.UNREADABLE
     if state.boot_hash != boot_hash():
@@ -229,7 +229,7 @@ def _left_open(state: State | None) -> Left:
 
 
 def _left_closed(state: State | None, checkpoint: StoreCheckpoint | None, promise: Promise | None) -> Left:
-    """How a store was left that has no `abort`."""
+    """How a store was left if it has no `abort`."""
     written = None if promise is None else promise.checkpoint_crc
     if written is not None and checkpoint is not None:
         if crc32(checkpoint.to_bytes()) != written:

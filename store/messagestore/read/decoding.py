@@ -102,7 +102,7 @@ class Decoder:
         self._bad_count = 0
 
     def decoded(self, part: Gathered) -> list[_Decoded]:
-        """The columns of gathered records. Good records and bad ones do not come together.
+        """The columns of gathered records. Good and bad records are in different parts.
 
         Raises
         ------

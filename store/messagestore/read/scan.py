@@ -276,7 +276,7 @@ def _bound(name: str, value: object) -> Bound:
 
 
 def _asked_by(filter: pc.Expression | None) -> list[str]:
-    """The columns that an expression uses. Arrow does not say them: without one of them, it refuses to filter.
+    """The columns that an expression uses. Arrow does not list them, but it refuses to filter when one is missing.
 
     Raises
     ------

@@ -40,7 +40,7 @@ class SealBroken(Exception):
 
 
 class NumbersLeft:
-    """The numbers with which queues without files go on: retention took their messages, and somebody their files.
+    """The numbers with which queues without files go on. Retention deleted their messages, and somebody their files.
 
     The next writer goes on with them, so they are the ends that readers see.
 
@@ -136,7 +136,7 @@ class UpTo(Sight):
 
 
 class Unrecovered(Sight):
-    """A store that no writer has recovered since the machine was started, or a writer with ASYNC_FLUSH was killed.
+    """A store that no writer has recovered since the machine was started or a writer with ASYNC_FLUSH was killed.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ class Sealed(Sight):
         return [key for key in lost if not is_deleted(files, key)]
 
     def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
-        """The end of the queue, which is the one that its seal says.
+        """The end of the queue, as its seal says.
 
         Raises
         ------
@@ -270,7 +270,7 @@ class Units(Sight):
         return end
 
     def _check_unit_behind(self, key: Key, end: int) -> None:
-        """Refuse a unit, behind those that the log proves, that points behind the last segment.
+        """Refuse a unit after the proven ones if it points behind the last segment.
 
         What a crashed broker leaves behind the end of a queue points into the segments that there are.
 

@@ -324,7 +324,7 @@ class StoreView:
         self.sight, self.visible = sight, Visible(sight.end, counter, clean_end, recovered)
 
     def _is_replaced(self, state: State | None) -> bool:
-        """Whether the files are others than at the last look: somebody has restored them, one by one or in place."""
+        """Whether somebody has replaced the files since the last look, by restoring them one by one or in place."""
         before, self._state_inode = self._state_inode, self.files.state_file.inode
         if self._state_inode != before and before >= 0:
             return True
@@ -448,7 +448,7 @@ class StoreView:
         return not is_writing(lock, state.writer_pid) and self.files.state_file.read() == state
 
     def _unrecovered(self, state: State, *, killed: bool) -> Sight:
-        """How far the log of another boot is proven to be on the disk, or that of a killed writer goes on.
+        """What a reader sees of a log that was written in another boot, or whose writer was killed.
 
         The search is done once.
         """

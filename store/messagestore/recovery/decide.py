@@ -179,8 +179,8 @@ class UnitBehind:
 
 @dataclass(frozen=True)
 class RecordBehind:
-    """A record behind one that cannot be read, in a store that was closed, so that nothing is torn. Its queues, which
-    would show where the log ends, are missing.
+    """A record behind one that cannot be read, in a store that was closed, so nothing is torn. The queues, which would
+    show the log's end, are missing.
     """
 
     physical_offset: int

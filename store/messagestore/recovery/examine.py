@@ -298,8 +298,8 @@ class Examination:
         )
 
     def _know_brokers_levels(self) -> str:
-        """Give what a broker wrote last the delay levels that were chosen now, as with its own file: nothing else says
-        what the broker's are. Returns a note for the report, or an empty text.
+        """Apply the delay levels of these settings to what a broker wrote last: nothing else says which ones the broker
+        had. Returns a note for the report, or an empty text.
         """
         levels, state, identity = self.files.asked_levels, self.state, self.files.identity
         if levels is None or state is None or identity is None or self.condition.wrote is not Writer.BROKER:

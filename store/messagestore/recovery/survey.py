@@ -137,7 +137,7 @@ class Surveyor:
         return False
 
     def _whole(self, run: Run, rows: Rows) -> int:
-        """How many records of a run, from its first on, are not torn in the part after the body, which no CRC covers.
+        """How many records of a run, from its first on, are whole behind the body, where no CRC covers them.
 
         In a part of the log that only this project wrote, `whole_rows` tells. In a broker's part only the very last
         record may be torn, and only if the name of its topic shows that (`_torn_in_topic`).

@@ -69,7 +69,7 @@ class PutFuture(Future[PutMessageResult]):
 
 
 class OnewayPut:
-    """What stands for the Future of a one-way put: it counts how the put ends."""
+    """Takes the place of a Future for a one-way put, and counts how the put ends."""
 
     __slots__ = ("_began_s", "_done", "_statistics")
 
@@ -249,7 +249,7 @@ class PromisedPuts(ServiceThread):
                     return
 
     def _complete_due(self) -> None:
-        """Complete the puts whose outcome is known, outside all locks, and let callers go on who wait for room."""
+        """Complete the puts whose outcome is known, outside all locks, and let callers that wait for room go on."""
         with self._mutex:
             self._take_due()
             blocked, self._blocked = self._blocked, []
@@ -284,7 +284,7 @@ class PromisedPuts(ServiceThread):
         self._earliest_s = min((promise.deadline_s for promise in left), default=math.inf)
 
     def _outcome(self, promise: _Promise, lost: StoreError | None) -> _Outcome:
-        """How a put ends that is synced, lost, or else late."""
+        """How a put ends: synced, lost, or else late."""
         at = promise.result.physical_offset
         if promise.end <= self._flushed:
             return _Outcome(promise.future, promise.result, None, at)

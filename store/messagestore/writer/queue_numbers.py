@@ -231,8 +231,8 @@ class QueueNumbers:
             return line
 
     def _faults(self, with_folder: set[Key], unknown: set[Key]) -> dict[Key, Fault]:
-        """What is wrong with the queues: with those that have seals, those of which nothing is known, and those that
-        the journal lists and that have no folder.
+        """The faults of the queues: of those with seals, of those about which nothing is known, and of those in the
+        journal that have no folder.
         """
         files, ends = self._writer.files, self.sealed_ends()
         checked = {key: fault_of(files, ends, key, thorough=True) for key in {*ends.seals, *ends.unsealed}}
