@@ -156,7 +156,7 @@ def committed(half: bytes, of: OpenHalf, config: StoreConfig) -> bytearray:
 
 
 def longest(half: bytes, topic: str, config: StoreConfig) -> bytearray:
-    """The longest record that becomes of a new half message: it has been checked, and goes to `topic` or is discarded.
+    """The longest record that a new half message can become: after checks, it goes to `topic` or is discarded.
 
     Raises
     ------

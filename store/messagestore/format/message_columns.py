@@ -375,7 +375,7 @@ def _integers(column: pa.Array, name: str) -> pa.Array:
 
 
 def _whole_ms(column: pa.Array) -> pa.Array:
-    """Times as ms since 1970, in which they lie: a part of one is left out, before 1970 as well."""
+    """Times as whole ms since 1970, rounded down, also before 1970."""
     values, unit = numpy_of(column.cast(pa.int64()), null=0), column.type.unit
     if unit == "s":
         return column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
