@@ -57,9 +57,9 @@ class Standing(NamedTuple):
     modified_ns: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Self:
+    def of(cls, status: os.stat_result) -> Self:
         """Return the standing of a file that was looked at."""
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Folder:
@@ -130,8 +130,8 @@ class Folder:
         """
         folders: list[str] = []
         files: list[str] = []
-        with os.scandir(self.fd) as found:
-            for entry in found:
+        with os.scandir(self.fd) as children:
+            for entry in children:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
                 elif entry.is_file(follow_symlinks=False):
@@ -170,10 +170,10 @@ class Folder:
         except OSError as error:
             raise self._refusal(name, error, "a file") from error
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise self._wrong_kind(name, "a file", found)
-            yield fd, found
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise self._wrong_kind(name, "a file", status)
+            yield fd, status
         finally:
             os.close(fd)
 
@@ -185,11 +185,11 @@ class Folder:
         ConfigError
             It is a link, or no regular file, or has more than `limit` bytes.
         """
-        with self.opened(name) as (fd, found):
+        with self.opened(name) as (fd, status):
             parts: list[bytes] = []
             # One byte more than the limit: a file that has grown since it was opened is refused, too.
             left = limit + 1
-            if found.st_size <= limit:
+            if status.st_size <= limit:
                 while left and (data := os.read(fd, left)):
                     parts.append(data)
                     left -= len(data)
@@ -198,8 +198,8 @@ class Folder:
 
         path = os.path.join(self.path, name)
         raise ConfigError(
-            f"{path}: found {max(found.st_size, limit + 1):,} bytes; at most {limit:,} are read, as Spark writes less. "
-            "Restore the file from a copy",
+            f"{path}: found {max(status.st_size, limit + 1):,} bytes; at most {limit:,} are read, as Spark writes "
+            "less. Restore the file from a copy",
             key="CHECKPOINT",
             value=path,
         )
@@ -209,11 +209,11 @@ class Folder:
             return self._wrong_kind(name, wanted)
         return OSError(error.errno, error.strerror, os.path.join(self.path, name))
 
-    def _wrong_kind(self, name: str, wanted: str, found: os.stat_result | None = None) -> ConfigError:
-        found = found or os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+    def _wrong_kind(self, name: str, wanted: str, status: os.stat_result | None = None) -> ConfigError:
+        status = status or os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         path = os.path.join(self.path, name)
         return ConfigError(
-            f"{path}: found {_kind(found.st_mode)}; allowed in a checkpoint is {wanted} here, as Spark makes it. Put "
+            f"{path}: found {_kind(status.st_mode)}; allowed in a checkpoint is {wanted} here, as Spark makes it. Put "
             "what it stands for in its place",
             key="CHECKPOINT",
             value=path,
@@ -251,13 +251,13 @@ class Folder:
             First 0 and the file that is open, before anything is copied of it; then after each part its bytes. No more
             is copied than the file had when it was opened.
         """
-        with self.opened(name) as (source, found):
-            standing = Standing.of(found)
+        with self.opened(name) as (source, status):
+            standing = Standing.of(status)
             yield 0, standing
 
             copy = os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=target.fd)
             try:
-                left = found.st_size
+                left = status.st_size
                 while left and (data := os.read(source, min(left, _COPY_SIZE))):
                     view = memoryview(data)
                     while view:
@@ -266,7 +266,7 @@ class Folder:
                     yield len(data), standing
 
                 # Until here only this user may read the copy. Others may not see a part of it.
-                _give(copy, found, _USE)
+                _give(copy, status, _USE)
                 os.fsync(copy)
             finally:
                 os.close(copy)

@@ -85,11 +85,11 @@ class StateFolder:
     @cached_property
     def loadable(self) -> set[int]:
         """The versions that can be loaded: whole ones, and changes without a gap behind one of these or behind 0."""
-        found = {0}
+        loadable = {0}
         for version in sorted({*self.whole, *self.changes}):
-            if version in self.whole or version - 1 in found:
-                found.add(version)
-        return found
+            if version in self.whole or version - 1 in loadable:
+                loadable.add(version)
+        return loadable
 
     def lacks(self, version: int, ids: set[str]) -> str:
         """Why a version cannot be loaded; empty if it can.
@@ -102,10 +102,10 @@ class StateFolder:
         if version == 0:
             return ""
         if version not in self.loadable:
-            missing = max(each for each in self.loadable if each < version) + 1
+            missing = max(loaded for loaded in self.loadable if loaded < version) + 1
             return f"{self.path} has no version {missing}"
-        there = self.whole.get(version, set()) | self.changes.get(version, set())
-        if ids and there - {""} and not there & ids:
+        ids_here = self.whole.get(version, set()) | self.changes.get(version, set())
+        if ids and ids_here - {""} and not ids_here & ids:
             return f"{self.path} has version {version} of another attempt only"
         return ""
 
@@ -164,9 +164,9 @@ class Checkpoint(Progress):
         if batch_id not in by_id or (batch_id and batch_id - 1 not in by_id):
             return f"the checkpoint no longer holds the offsets at which batch {batch_id} begins and ends"
 
-        for each in (batch_id - 1, batch_id):
-            if each >= 0 and by_id[each].fault:
-                return by_id[each].fault
+        for number in (batch_id - 1, batch_id):
+            if number >= 0 and by_id[number].fault:
+                return by_id[number].fault
         if batch_id and not by_id[batch_id - 1].committed:
             return f"batch {batch_id - 1} before it is not done"
 
@@ -242,10 +242,10 @@ def _opened(path: str) -> Folder:
 def _query_id(folder: Folder) -> str:
     data = folder.read("metadata", _MOST_METADATA)
     try:
-        found = _json(data)["id"]
-        if not isinstance(found, str):
+        query_id = _json(data)["id"]
+        if not isinstance(query_id, str):
             raise TypeError("an id that is no text")
-        return found
+        return query_id
     except (ValueError, KeyError, TypeError) as error:
         metadata = os.path.join(folder.path, "metadata")
         hint = "Restore the file from a copy; without it the query gets a new id."
@@ -337,10 +337,10 @@ def _numbered(folder: Folder, *names: str) -> list[int]:
     name, *further = names
     if not folder.holds(name):
         return []
-    with folder.below(name) as found:
+    with folder.below(name) as inner:
         if further:
-            return _numbered(found, *further)
-        return sorted(int(each) for each in found.names() if _NUMBER.fullmatch(each))
+            return _numbered(inner, *further)
+        return sorted(int(number) for number in inner.names() if _NUMBER.fullmatch(number))
 
 
 def _planned(data: bytes) -> tuple[int | None, tuple[dict[str, Any] | None, ...]]:
@@ -379,17 +379,17 @@ def _ids_of(data: bytes) -> set[str]:
     if not re.fullmatch(r"v[0-9]+", version):
         raise ValueError("its first line is no version")
 
-    found: set[str] = set()
+    ids: set[str] = set()
     waiting: list[Any] = [_json(text).get("stateUniqueIds") if text else None]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            found.add(each)
-        elif isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
-    return found
+        value = waiting.pop()
+        if isinstance(value, str):
+            ids.add(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return ids
 
 
 def _state_folders(checkpoint: Folder) -> Iterator[StateFolder]:
@@ -459,21 +459,21 @@ class _Survey:
 
 
 def _survey(folder: Folder, batch_id: int) -> _Survey:
-    found = _Survey()
+    survey = _Survey()
 
     def look(here: Folder, path: str) -> None:
         folders, files = here.entries()
         for name in files:
-            side = found.dropped if left_out(path, name, batch_id) else found.kept
+            side = survey.dropped if left_out(path, name, batch_id) else survey.kept
             side[os.path.normpath(os.path.join(path, name))] = here.standing(name)
         for name in folders:
             inner = os.path.normpath(os.path.join(path, name))
-            found.folders.append(inner)
+            survey.folders.append(inner)
             with here.below(name) as below:
                 look(below, inner)
 
     look(folder, ".")
-    return found
+    return survey
 
 
 def files_of(checkpoint: Checkpoint, batch_id: int) -> tuple[list[str], list[str]]:
@@ -485,8 +485,8 @@ def files_of(checkpoint: Checkpoint, batch_id: int) -> tuple[list[str], list[str
         There is a link or another thing that is neither a file nor a folder.
     """
     with Folder.open(checkpoint.path) as folder:
-        found = _survey(folder, batch_id)
-    return sorted(found.kept), sorted(found.dropped)
+        survey = _survey(folder, batch_id)
+    return sorted(survey.kept), sorted(survey.dropped)
 
 
 def copy_rewound(
@@ -537,8 +537,8 @@ def copy_rewound(
 
 
 def _check_room(folder: Folder, size: int) -> None:
-    found = os.statvfs(folder.fd)
-    free = found.f_bavail * found.f_frsize
+    file_system = os.statvfs(folder.fd)
+    free = file_system.f_bavail * file_system.f_frsize
     if size > free:
         raise ConfigError(
             f"--to: the copy takes {size:,} bytes, and {folder.path} has {free:,} free. Give a folder with more room",

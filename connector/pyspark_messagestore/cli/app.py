@@ -73,8 +73,8 @@ def first_sentence(command: Callable[..., object] | None) -> str:
     return re.split(r"(?<=\.)\s", " ".join((inspect.getdoc(command) or "").split()), maxsplit=1)[0]
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         out.line(f"messagestore {pyspark_messagestore.__version__}")
         raise typer.Exit
 
@@ -200,12 +200,12 @@ def location_of(root: str) -> Location:
 
 def _below_folders(path: str) -> str:
     """The path, after a check that nothing on the way to it is a file."""
-    there = os.path.abspath(path)
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if os.path.exists(there) and not os.path.isdir(there):
+    nearest = os.path.abspath(path)
+    while not os.path.lexists(nearest):
+        nearest = os.path.dirname(nearest)
+    if os.path.exists(nearest) and not os.path.isdir(nearest):
         raise ConfigError(
-            f"{path}: found a file at {there}; allowed is the path of a folder, or of one that can be created there",
+            f"{path}: found a file at {nearest}; allowed is the path of a folder, or of one that can be created there",
             key="ROOT",
             value=path,
         )

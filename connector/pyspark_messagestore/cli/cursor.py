@@ -27,12 +27,12 @@ def queue_ids(store: StoreReader, topic: str) -> tuple[list[int], list[int]]:
     UnknownTopicError
         The store has no such topic.
     """
-    found = store.describe([topic], queues=True)
-    if topic not in found.queue_ids and topic not in found.queue_counts:
-        there = store.describe(queues=True)
-        raise UnknownTopicError(topic, filter(is_ordinary_topic, {*there.queue_ids, *there.queue_counts}))
-    used = found.queue_ids.get(topic, [])
-    return used, sorted({*used, *range(found.queue_counts.get(topic, 0))})
+    description = store.describe([topic], queues=True)
+    if topic not in description.queue_ids and topic not in description.queue_counts:
+        whole_store = store.describe(queues=True)
+        raise UnknownTopicError(topic, filter(is_ordinary_topic, {*whole_store.queue_ids, *whole_store.queue_counts}))
+    used = description.queue_ids.get(topic, [])
+    return used, sorted({*used, *range(description.queue_counts.get(topic, 0))})
 
 
 def messages(store: StoreReader, queue: Queue, start: int, end: int) -> Iterator[MessageExt]:
@@ -53,10 +53,10 @@ def messages(store: StoreReader, queue: Queue, start: int, end: int) -> Iterator
             )
             start = first
         except StoreWentBackwardsError:
-            there = store.ends([topic]).queues.get(queue, 0)
-            if there > start:
+            end_now = store.ends([topic]).queues.get(queue, 0)
+            if end_now > start:
                 raise
-            out.note(f"{topic}/{queue_id}: the queue now ends at {there}: it was deleted, or the store was restored")
+            out.note(f"{topic}/{queue_id}: the queue now ends at {end_now}: it was deleted, or the store was restored")
             return
 
 
@@ -86,8 +86,8 @@ class Cursor:
     def _find_topics(self) -> None:
         """Add topics that are new."""
         self._look_at_s = time.monotonic() + _TOPICS_POLL_S
-        there = self.store.describe(self.topics, queues=True).queue_ids
-        wanted = there.keys() - {BATCH_TOPIC} if self.topics is None else there.keys() & set(self.topics)
+        ids_by_topic = self.store.describe(self.topics, queues=True).queue_ids
+        wanted = ids_by_topic.keys() - {BATCH_TOPIC} if self.topics is None else ids_by_topic.keys() & set(self.topics)
         self._found_topics = sorted(wanted)
 
     def skip_to(self, count: int) -> None:
@@ -108,15 +108,15 @@ class Cursor:
 
     def once(self) -> Iterator[MessageExt]:
         """The messages that have arrived since the last call, in the order of the log."""
-        found = self._ends()
-        if found is self._seen:
+        topic_ends = self._ends()
+        if topic_ends is self._seen:
             return
-        ends = self._places_in(found)
+        ends = self._places_in(topic_ends)
 
         # Both may lower places, and the places say which parts there are to read.
         self._look_back()
         if self._seen is not None:
-            self._begin_again(found.restarted_since(self._seen))
+            self._begin_again(topic_ends.restarted_since(self._seen))
 
         parts = [self._part(queue, ends[queue]) for queue, place in self.places.items() if place < ends[queue]]
 
@@ -135,7 +135,7 @@ class Cursor:
         self.places.update(ends)
 
         # Not before all is shown: if a file goes while it is read, the next call looks again.
-        self._seen = found
+        self._seen = topic_ends
 
         places = [place for place in self.store.places(self.places).values() if place.size]
         if places:
@@ -150,8 +150,8 @@ class Cursor:
         last = self._last
         if last is None or last.store_timestamp_ms is None:
             return
-        there = self.store.prove_last(last.position, last.size)
-        if there is None or there.crc == last.crc:
+        record_now = self.store.prove_last(last.position, last.size)
+        if record_now is None or record_now.crc == last.crc:
             return
         out.note("the log was replaced (the store was restored or created again). Continuing with newer messages")
         firsts = self.store.seek(dict.fromkeys(self.places, last.store_timestamp_ms))
@@ -168,14 +168,14 @@ class Cursor:
 
     def _ends(self) -> Ends:
         """How far the topics reach at one moment; new queues are read from their first message on."""
-        found = self.store.ends(self._found_topics, self._seen)
-        if found is not self._seen:
-            self.places |= self.store.begins(queue for queue in found.queues if queue not in self.places)
-        return found
+        topic_ends = self.store.ends(self._found_topics, self._seen)
+        if topic_ends is not self._seen:
+            self.places |= self.store.begins(queue for queue in topic_ends.queues if queue not in self.places)
+        return topic_ends
 
-    def _places_in(self, found: Ends) -> Queues:
+    def _places_in(self, topic_ends: Ends) -> Queues:
         """The ends of the known queues; a queue that was deleted ends at 0."""
-        return {queue: found.queues.get(queue, 0) for queue in self.places}
+        return {queue: topic_ends.queues.get(queue, 0) for queue in self.places}
 
     def _part(self, queue: Queue, end: int) -> Iterator[tuple[Queue, MessageExt]]:
         for message in messages(self.store, queue, self.places[queue], end):

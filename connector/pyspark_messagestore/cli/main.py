@@ -23,7 +23,7 @@ from pyspark_messagestore.cli.output import note
 
 def _add_commands() -> None:
     """Add each file of `commands`, in the order of their places."""
-    names = [each.name for each in pkgutil.iter_modules(commands.__path__)]
+    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
     modules = {name: importlib.import_module(f"{commands.__name__}.{name}") for name in names}
     for name in sorted(names, key=lambda name: modules[name].PLACE):
         command = getattr(modules[name], name)
@@ -31,8 +31,8 @@ def _add_commands() -> None:
             app.add_typer(command, name=name)
         else:
             app.command(name)(command)
-    for each in (app, *(group.typer_instance for group in app.registered_groups)):
-        for info in each.registered_commands if each is not None else ():
+    for typer_app in (app, *(group.typer_instance for group in app.registered_groups)):
+        for info in typer_app.registered_commands if typer_app is not None else ():
             info.short_help = first_sentence(info.callback)  # lists of commands would break lines where docstrings do
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql.streaming.listener import (
@@ -82,15 +82,15 @@ class SourceLag:
         if not counts:
             return {}
 
-        found = {
+        values = {
             "minOffsetsBehindLatest": str(min(counts)),
             "maxOffsetsBehindLatest": str(max(counts)),
             "avgOffsetsBehindLatest": str(sum(counts) / len(counts)),
         }
 
         if self.bytes_behind is not None:
-            found["estimatedTotalBytesBehindLatest"] = str(self.bytes_behind)
-        return found
+            values["estimatedTotalBytesBehindLatest"] = str(self.bytes_behind)
+        return values
 
 
 def lags_of(progress: Any, paths: Mapping[str, str] | None = None, stores: Stores = STORES) -> list[SourceLag]:
@@ -108,7 +108,7 @@ def lags_of(progress: Any, paths: Mapping[str, str] | None = None, stores: Store
     list of SourceLag
         A source whose latest offset Spark did not report has no entry.
     """
-    found = []
+    lags = []
     for number, source in enumerate(progress["sources"]):
         latest, end = _offset(source["latestOffset"]), _offset(source["endOffset"])
         if latest is None or end is None:
@@ -118,7 +118,7 @@ def lags_of(progress: Any, paths: Mapping[str, str] | None = None, stores: Store
         store_id = end.store_id or latest.store_id
         path = (paths or {}).get(store_id)
 
-        found.append(
+        lags.append(
             SourceLag(
                 query_id=str(progress["id"]),
                 run_id=str(progress["runId"]),
@@ -131,7 +131,7 @@ def lags_of(progress: Any, paths: Mapping[str, str] | None = None, stores: Store
                 bytes_behind=None if path is None else _bytes_behind(path, end.queues, behind, stores),
             )
         )
-    return found
+    return lags
 
 
 def _offset(text: str | Mapping[str, Any] | None) -> StreamOffset | None:
@@ -148,14 +148,14 @@ def _bytes_behind(path: str, ends: Queues, behind: dict[tuple[str, int], int], s
     ranges = [Range(*queue, ends.get(queue, 0), ends.get(queue, 0) + n) for queue, n in behind.items() if n]
     try:
         with contextlib.closing(stores.reader(Location.of(path))) as store:
-            begins = store.begins((each.topic, each.queue_id) for each in ranges)
+            begins = store.begins((range_.topic, range_.queue_id) for range_ in ranges)
             # What retention has deleted is not read any more, so it does not count.
             left = [
-                Range(each.topic, each.queue_id, max(each.start, begins.get((each.topic, each.queue_id), 0)), each.end)
-                for each in ranges
+                replace(range_, start=max(range_.start, begins.get((range_.topic, range_.queue_id), 0)))
+                for range_ in ranges
             ]
-            left = [each for each in left if each.count > 0]
-            return round(sum(each.count * size for each, size in zip(left, store.mean_sizes(left), strict=True)))
+            left = [range_ for range_ in left if range_.count > 0]
+            return round(sum(range_.count * size for range_, size in zip(left, store.mean_sizes(left), strict=True)))
     except (StoreError, OSError) as error:
         _log.warning("%s: the bytes behind the latest offset cannot be estimated: %s", path, error)
         return None

@@ -62,11 +62,11 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics. A store that cannot be read gives `spark_store_up` 0, and a line in the log."""
         up = GaugeMetricFamily("spark_store_up", "Whether the store could be read without a fault.", labels=["store"])
-        found: list[Metric] = []
+        metrics: list[Metric] = []
         with self._lock:
             try:
-                found, faults = self._of_store()
-                found += self._of_queries()
+                metrics, faults = self._of_store()
+                metrics += self._of_queries()
             except (StoreError, OSError) as error:
                 faults = [str(error)]
 
@@ -74,7 +74,7 @@ class StoreCollector(Collector):
             _log.warning("%s: %s", self.path, fault)
         up.add_metric([self.path], 0 if faults else 1)
         yield up
-        yield from found
+        yield from metrics
 
     def _of_store(self) -> tuple[list[Metric], list[str]]:
         read = operator.figures(self.path, self.config)
@@ -123,13 +123,13 @@ class StoreCollector(Collector):
         for row in read["topics"]:
             incoming.add_metric([store, row["topic"], _is_system(row["topic"])], row["messagesIn"])
 
-        found: list[Metric] = [size, dispatch, flush, commit, reserve, used, incoming, number]
-        found += [*_groups(store, read["groups"]), *_batches(store, read)]
+        metrics: list[Metric] = [size, dispatch, flush, commit, reserve, used, incoming, number]
+        metrics += [*_groups(store, read["groups"]), *_batches(store, read)]
         if counted is not None:
-            found += _session(store, counted)
+            metrics += _session(store, counted)
         if read["brokerName"] is not None:
-            _name_node(found, read["brokerName"])
-        return found, read["faults"]
+            _name_node(metrics, read["brokerName"])
+        return metrics, read["faults"]
 
     def _of_queries(self) -> list[Metric]:
         labels = ["store", "query_id", "source", "topic"]
@@ -140,11 +140,11 @@ class StoreCollector(Collector):
         )
 
         for folder in self.checkpoints:
-            found = read_progress(folder)
-            batch = found.committed
+            progress = read_progress(folder)
+            batch = progress.committed
             if batch is None:
                 continue
-            done.add_metric([self.path, found.query_id], batch.batch_id)
+            done.add_metric([self.path, progress.query_id], batch.batch_id)
 
             for source, fields in enumerate(batch.offsets):
                 offset = stream_offset(fields)
@@ -159,7 +159,7 @@ class StoreCollector(Collector):
                     sums[1] += row["lagBytes"]
 
                 for topic, (count, byte_count) in sorted(behind.items()):
-                    values = [self.path, found.query_id, str(source), topic]
+                    values = [self.path, progress.query_id, str(source), topic]
                     lag.add_metric(values, count)
                     size.add_metric(values, byte_count)
 
@@ -175,13 +175,13 @@ class StoreCollector(Collector):
         return queues
 
 
-def _name_node(found: list[Metric], broker_name: str) -> None:
+def _name_node(metrics: list[Metric], broker_name: str) -> None:
     """Give RocketMQ's metrics the labels by which RocketMQ's dashboards tell brokers apart.
 
     Source: RocketMQ broker/metrics/BrokerMetricsManager.java (LABEL_NODE_TYPE, LABEL_NODE_ID).
     """
     node = {"node_type": "broker", "node_id": broker_name}
-    for family in found:
+    for family in metrics:
         if family.name.startswith("rocketmq_"):
             family.samples = [sample._replace(labels={**sample.labels, **node}) for sample in family.samples]
 

@@ -48,31 +48,31 @@ def show(
     """Show the batches that a checkpoint holds, how far each has read, and from which of them the query can run again.
     Spark need not run, and nothing is written.
     """
-    found = read_checkpoint(path_of(checkpoint))
+    contents = read_checkpoint(path_of(checkpoint))
     if as_json:
-        out.json_line(_fields(found))
+        out.json_line(_fields(contents))
     else:
-        _show(found, count)
+        _show(contents, count)
 
-    faults = [fault for batch in found.batches for fault in (batch.fault, batch.commit_fault) if fault]
+    faults = [fault for batch in contents.batches for fault in (batch.fault, batch.commit_fault) if fault]
     for fault in faults:
         out.note(f"messagestore: {fault}")
 
-    if not found.batches:
+    if not contents.batches:
         out.note("no batch found")
-    if not found.batches or faults:
+    if not contents.batches or faults:
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _fields(found: Checkpoint) -> dict[str, Any]:
-    newest = found.committed
+def _fields(contents: Checkpoint) -> dict[str, Any]:
+    newest = contents.committed
 
     return {
-        "checkpoint": found.path,
-        "queryId": found.query_id,
+        "checkpoint": contents.path,
+        "queryId": contents.query_id,
         "lastCommittedBatch": None if newest is None else newest.batch_id,
-        "nextBatch": found.next_batch_id,
-        "rewindable": found.rewindable,
+        "nextBatch": contents.next_batch_id,
+        "rewindable": contents.rewindable,
         "batches": [
             {
                 "batchId": batch.batch_id,
@@ -81,42 +81,45 @@ def _fields(found: Checkpoint) -> dict[str, Any]:
                 "offsets": list(batch.offsets),
                 "fault": batch.fault or batch.commit_fault or None,
             }
-            for batch in found.batches
+            for batch in contents.batches
         ],
         "state": [
-            {"folder": folder.path, "versions": sorted({*folder.whole, *folder.changes})} for folder in found.state
+            {"folder": folder.path, "versions": sorted({*folder.whole, *folder.changes})} for folder in contents.state
         ],
     }
 
 
-def _show(found: Checkpoint, count: int) -> None:
-    newest = found.committed
-    rewindable = found.rewindable
+def _show(contents: Checkpoint, count: int) -> None:
+    newest = contents.committed
+    rewindable = contents.rewindable
     rows = [
-        ("checkpoint", found.path),
-        ("query", found.query_id),
+        ("checkpoint", contents.path),
+        ("query", contents.query_id),
         ("done", "no batch" if newest is None else f"up to batch {newest.batch_id}"),
-        ("next", f"batch {found.next_batch_id}"),
+        ("next", f"batch {contents.next_batch_id}"),
         ("rewind", f"possible to {_batches(rewindable)}" if rewindable else "not possible"),
     ]
 
-    if found.state:
-        versions = [sorted({*folder.whole, *folder.changes}) for folder in found.state]
+    if contents.state:
+        versions = [sorted({*folder.whole, *folder.changes}) for folder in contents.state]
         oldest, last = min(v[0] if v else 0 for v in versions), max(v[-1] if v else 0 for v in versions)
         rows.append(
-            ("state", f"{out.count_words(len(found.state), 'state store')}, files of the versions {oldest} to {last}")
+            (
+                "state",
+                f"{out.count_words(len(contents.state), 'state store')}, files of the versions {oldest} to {last}",
+            )
         )
 
     out.facts(rows)
-    if not found.batches:
+    if not contents.batches:
         return
 
     titles = [("batch", True), ("done", False), ("planned", False), ("source", True), ("topic", False)]
-    shown = found.batches[-count:]
-    more = len(found.batches) - len(shown)
+    shown = contents.batches[-count:]
+    more = len(contents.batches) - len(shown)
 
     # The messages of a batch are counted from the end of the one before it, also where that one is not shown.
-    before: Batch | None = found.batches[more - 1] if more else None
+    before: Batch | None = contents.batches[more - 1] if more else None
     cells: list[list[object]] = []
     for batch in shown:
         cells += _batch_cells(batch, before)
@@ -156,10 +159,10 @@ def _batch_cells(batch: Batch, before: Batch | None) -> list[list[object]]:
 
 def _totals(offset: StreamOffset | None) -> Counter[str]:
     """The sum of the offsets of each topic's queues."""
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for (topic, _), end in ({} if offset is None else offset.queues).items():
-        found[topic] += end
-    return found
+        totals[topic] += end
+    return totals
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -200,17 +203,17 @@ def rewind(
     """Copy a checkpoint as it was before a batch. A query that starts from the copy runs this batch again with the
     same offsets, and plans the later ones anew. The original stays as it is. Stop the query first.
     """
-    found = read_checkpoint(path_of(checkpoint))
-    fault = found.rewind_fault(batch)
+    contents = read_checkpoint(path_of(checkpoint))
+    fault = contents.rewind_fault(batch)
     if fault:
-        possible = f"the batches {_ranges(found.rewindable)}" if found.rewindable else "none"
-        raise ConfigError(f"{found.path}: {fault}. Possible are {possible}", key="BATCH", value=batch)
+        possible = f"the batches {_ranges(contents.rewindable)}" if contents.rewindable else "none"
+        raise ConfigError(f"{contents.path}: {fault}. Possible are {possible}", key="BATCH", value=batch)
 
-    kept, dropped = files_of(found, batch)
-    again = [each.batch_id for each in found.batches if each.batch_id >= batch]
+    kept, dropped = files_of(contents, batch)
+    again = [planned.batch_id for planned in contents.batches if planned.batch_id >= batch]
     report = {
-        "checkpoint": found.path,
-        "queryId": found.query_id,
+        "checkpoint": contents.path,
+        "queryId": contents.query_id,
         "nextBatch": batch,
         "runAgain": again,
         "kept": len(kept),
@@ -221,17 +224,17 @@ def rewind(
 
     if to is not None:
         with out.progress_bar("copying") as progress:
-            copy_rewound(found, batch, path_of(to), progress)
+            copy_rewound(contents, batch, path_of(to), progress)
 
     if as_json:
         out.json_line(report)
         return
 
-    stores = f", and {out.count_words(len(found.state), 'state store')} at version {batch}" if found.state else ""
+    stores = f", and {out.count_words(len(contents.state), 'state store')} at version {batch}" if contents.state else ""
     out.facts(
         [
-            ("checkpoint", found.path),
-            ("query", found.query_id),
+            ("checkpoint", contents.path),
+            ("query", contents.query_id),
             ("run again", f"{out.count_words(len(again), 'batch')}: {_ranges(again)}"),
             ("taken over", f"{out.count_words(len(kept), 'file')}{stores}"),
             ("left out", f"{out.count_words(len(dropped), 'file')}"),

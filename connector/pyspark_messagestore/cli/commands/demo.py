@@ -59,10 +59,10 @@ def demo(
     the middle. Then the store is recovered, and every message that was acknowledged is counted.
     """
     with _root(folder) as root:
-        found = _Story(root, quiet=as_json).told()
+        counts = _Story(root, quiet=as_json).told()
     if as_json:
-        out.json_line(found)
-    if found["lost"] or found["duplicated"] or found["partialBatches"] or found["faults"]:
+        out.json_line(counts)
+    if counts["lost"] or counts["duplicated"] or counts["partialBatches"] or counts["faults"]:
         raise typer.Exit(FOUND_NOTHING)
 
 
@@ -223,18 +223,18 @@ class _Story:
 
     def _counted(self) -> dict[str, int]:
         """What is in the store, compared with what was acknowledged."""
-        found: Counter[bytes] = Counter()
+        bodies: Counter[bytes] = Counter()
         with MessageStore.open_read_only(self.root, CONFIG) as store:
             for queue_id in store.topics().get(TOPIC, []):
                 for batch in store.read(TOPIC, queue_id, 0, columns=("body",)):
-                    found.update(batch.column("body").to_pylist())
+                    bodies.update(batch.column("body").to_pylist())
 
         rows = [b"batch %d row %d" % (version, row) for version in self.versions for row in range(BATCH_ROWS)]
-        by_version = Counter(body.split()[1] for body in found if body.startswith(b"batch"))
+        by_version = Counter(body.split()[1] for body in bodies if body.startswith(b"batch"))
 
         return {
-            "messages": sum(found.values()),
-            "lost": sum(body not in found for body in [*self.puts, *rows]),
-            "duplicated": sum(count - 1 for count in found.values()),
+            "messages": sum(bodies.values()),
+            "lost": sum(body not in bodies for body in [*self.puts, *rows]),
+            "duplicated": sum(count - 1 for count in bodies.values()),
             "partialBatches": sum(count != BATCH_ROWS for count in by_version.values()),
         }

@@ -159,10 +159,10 @@ def _looked_up() -> dict[str, object]:
         return {"executable": python, "error": "there is no such program"}
     try:
         done = subprocess.run([path, "-c", _LOOKUP], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-        found = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(done.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         return {"executable": path, "error": f"it could not be asked ({error})"}
-    return dict(found)
+    return dict(answer)
 
 
 def _pyspark(looked: dict[str, object]) -> Check:
@@ -244,8 +244,8 @@ def _discovery(looked: dict[str, object]) -> Check:
 
     # Discovery does not import what the format needs. Without this check, the first query would fail.
     if looked.get("unusable"):
-        found = f"{where} finds the format messagestore, but cannot import it"
-        return Check(name, FAULT, found, str(looked["unusable"]))
+        fault = f"{where} finds the format messagestore, but cannot import it"
+        return Check(name, FAULT, fault, str(looked["unusable"]))
 
     if sources["messagestore"] != pyspark_messagestore.__version__:
         return Check(
@@ -306,8 +306,8 @@ def _folder(root: str) -> Iterator[Check]:
         return
 
     if probe.full or not probe.free_size:
-        found = f"{out.size_words(probe.free_size)}{': ' if probe.full else ''}{probe.full}"
-        yield Check("room", FAULT, found, f"Nothing can be put. Make room on {probe.mount}.")
+        room = f"{out.size_words(probe.free_size)}{': ' if probe.full else ''}{probe.full}"
+        yield Check("room", FAULT, room, f"Nothing can be put. Make room on {probe.mount}.")
         if probe.full:
             return
     elif probe.free_size < _LOW_SIZE:
@@ -349,16 +349,16 @@ def _store(root: str) -> Check:
         return Check("store", OK, f"none at {os.path.abspath(root)} yet")
 
     try:
-        found = operator.status(root, looking())
+        status = operator.status(root, looking())
     except NotAStoreError as error:
         return Check("store", FAULT, str(error))
 
-    held = found["heldBy"]
+    held = status["heldBy"]
     holder = held["broker"] or (f"a writer, {held['writer']}" if held["writer"] else "nobody")
-    words = f"held by {holder}, left {found['left']}, {found['messages']:,} messages"
+    words = f"held by {holder}, left {status['left']}, {status['messages']:,} messages"
 
-    if found["faults"]:
-        return Check("store", FAULT, found["faults"][0], "Run `messagestore verify`.")
+    if status["faults"]:
+        return Check("store", FAULT, status["faults"][0], "Run `messagestore verify`.")
 
     newest = operator.newest_time(root, looking())
     now_ms = time.time_ns() // 1_000_000

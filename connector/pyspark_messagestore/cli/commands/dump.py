@@ -36,7 +36,7 @@ def dump(
     as_json: Json = False,
 ) -> None:
     """Show the records of the CommitLog in the order in which they were written."""
-    found = 0
+    shown_count = 0
     with contextlib.closing(operator.dump(path_of(root), looking(), start, out.note)) as records:
         for head, message in records:
             if topic is not None and message.topic != topic:
@@ -49,10 +49,10 @@ def dump(
                 for text in out.hex_lines(head) if raw else ():
                     out.line(text)
 
-            found += 1
-            if found == count:
+            shown_count += 1
+            if shown_count == count:
                 break
 
-    if not found:
+    if not shown_count:
         out.note("no record found")
         raise typer.Exit(FOUND_NOTHING)

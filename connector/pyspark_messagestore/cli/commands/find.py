@@ -83,7 +83,7 @@ def find(
     wanted = key if key is not None else unique_key
     times = [0 if begin is None else time_ms("--from", begin), None if end is None else time_ms("--to", end)]
 
-    found = 0
+    shown_count = 0
     if topic:
         with opened(root, store_config) as reader:  # a slip of the keyboard would find nothing
             for name in topic:
@@ -96,16 +96,16 @@ def find(
             hits = [] if message is None else [message]
             for message in hits:
                 out.show_message(message, as_json=as_json)
-            found = len(hits)
+            shown_count = len(hits)
         else:
             for name in topic or sorted(store.topics().keys() - {BATCH_TOPIC}):
                 with out.waiting("looking through index and log"):
                     hits = _with_key(store, name, wanted, count, times, unique=unique_key is not None)
                 for message in hits:
                     out.show_message(message, as_json=as_json)
-                    found += 1
+                    shown_count += 1
 
-    if not found:
+    if not shown_count:
         out.note("no message found")
         raise typer.Exit(FOUND_NOTHING)
 
@@ -115,10 +115,10 @@ def _with_key(
 ) -> list[MessageExt]:
     """The newest messages of a topic with a key or a unique key. The store looks for both at once."""
     begin_ms, end_ms = times
-    asked = count
+    most = count
     while True:
-        hits = store.query_message(topic, wanted, asked, begin_ms or 0, end_ms)
-        mine = [each for each in hits if (each.unique_key == wanted if unique else wanted in each.keys)]
-        if len(mine) >= count or len(hits) < asked:
+        hits = store.query_message(topic, wanted, most, begin_ms or 0, end_ms)
+        mine = [hit for hit in hits if (hit.unique_key == wanted if unique else wanted in hit.keys)]
+        if len(mine) >= count or len(hits) < most:
             return mine[-count:]
-        asked *= 4
+        most *= 4

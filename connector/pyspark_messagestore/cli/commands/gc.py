@@ -68,7 +68,7 @@ def gc(
     Deleted messages are gone for all readers. A batch that Spark sends again is still recognised.
     """
     path = existing(root)
-    asked: dict[str, Any] = {
+    conditions: dict[str, Any] = {
         "reserved_hours": reserved,
         "before_ms": None if before is None else time_ms("--before", before),
         "before_offset": before_offset,
@@ -78,8 +78,8 @@ def gc(
 
     if not delete:
         with out.waiting("looking through the store"):
-            found = operator.expired(path, looking(store_config), **asked)
-        _show(found, done=False, as_json=as_json)
+            expired = operator.expired(path, looking(store_config), **conditions)
+        _show(expired, done=False, as_json=as_json)
         return
 
     config = config_of(store_config, lock_timeout=wait)
@@ -87,53 +87,54 @@ def gc(
     if config.retention_enabled:  # this session deletes what was asked for, and nothing by itself
         config = config.replace(file_reserved_time=-1)
         if reserved is None and before is None and before_offset is None:
-            asked["reserved_hours"] = hours
+            conditions["reserved_hours"] = hours
 
     with out.waiting("deleting"), MessageStore.open(path, config) as store:
-        found = store.delete_expired_files(**asked)
-    _show(found, done=True, as_json=as_json)
+        expired = store.delete_expired_files(**conditions)
+    _show(expired, done=True, as_json=as_json)
 
 
-def _show(found: ExpiredFiles, *, done: bool, as_json: bool) -> None:
+def _show(expired: ExpiredFiles, *, done: bool, as_json: bool) -> None:
     if as_json:
         out.json_line(
             {
                 "deleted": done,
-                "segments": list(found.segments),
-                "size": found.size,
-                "messages": found.message_count,
-                "queueFiles": found.queue_file_count,
-                "indexFiles": found.index_file_count if done else None,
-                "minOffset": found.min_offset,
-                "kept": found.kept or None,
-                "restated": [{"app": app_id, "version": version} for app_id, version in found.restated],
-                "unreadGroups": list(found.unread_groups),
+                "segments": list(expired.segments),
+                "size": expired.size,
+                "messages": expired.message_count,
+                "queueFiles": expired.queue_file_count,
+                "indexFiles": expired.index_file_count if done else None,
+                "minOffset": expired.min_offset,
+                "kept": expired.kept or None,
+                "restated": [{"app": app_id, "version": version} for app_id, version in expired.restated],
+                "unreadGroups": list(expired.unread_groups),
             }
         )
         return
 
     verb = "deleted" if done else "would delete"
-    count = len(found.segments)
-    if not count and not found.queue_file_count and not found.index_file_count:
+    count = len(expired.segments)
+    if not count and not expired.queue_file_count and not expired.index_file_count:
         out.line("nothing was deleted" if done else "there is nothing to delete")
     else:
-        messages = "" if found.message_count is None else f", with {out.count_words(found.message_count, 'message')}"
-        out.line(f"{verb} {out.count_words(count, 'segment')} of the log, {found.size:,} bytes{messages}")
-        for path in found.segments:
+        held = expired.message_count
+        messages = "" if held is None else f", with {out.count_words(held, 'message')}"
+        out.line(f"{verb} {out.count_words(count, 'segment')} of the log, {expired.size:,} bytes{messages}")
+        for path in expired.segments:
             out.line(f"  {path}")
 
-        files = out.count_words(found.queue_file_count, "file") + " of ConsumeQueues"
+        files = out.count_words(expired.queue_file_count, "file") + " of ConsumeQueues"
         if done:
-            files += f" and {out.count_words(found.index_file_count, 'file')} of the index"
-        out.line(f"{verb} {files}, which lead{'s' * (found.queue_file_count == 1 and not done)} only there")
+            files += f" and {out.count_words(expired.index_file_count, 'file')} of the index"
+        out.line(f"{verb} {files}, which lead{'s' * (expired.queue_file_count == 1 and not done)} only there")
 
-    rows = [("log begins at", str(found.min_offset))]
-    if found.kept:
-        rows.append(("the rest stays", f"because of the next segment: {found.kept}"))
-    if found.restated:
-        rows.append(("written again", ", ".join(f"version {v} of app {app}" for app, v in found.restated)))
-    if found.unread_groups:
-        rows.append(("not read by", ", ".join(found.unread_groups)))
+    rows = [("log begins at", str(expired.min_offset))]
+    if expired.kept:
+        rows.append(("the rest stays", f"because of the next segment: {expired.kept}"))
+    if expired.restated:
+        rows.append(("written again", ", ".join(f"version {v} of app {app}" for app, v in expired.restated)))
+    if expired.unread_groups:
+        rows.append(("not read by", ", ".join(expired.unread_groups)))
 
     out.facts(rows)
     if count and not done:

@@ -42,7 +42,7 @@ def get(
             f"--offset: found {offset!r}; allowed is a number, earliest or latest", key="--offset", value=offset
         )
 
-    found = 0
+    shown_count = 0
     with opened(root) as store:
         used, ids = queue_ids(store, topic)
         if queue is not None and queue not in ids:
@@ -72,9 +72,9 @@ def get(
 
             for message in messages(store, (topic, queue_id), start, min(high, start + count)):
                 out.show_message(message, as_json=as_json)
-                found += 1
+                shown_count += 1
 
-    if not found:
+    if not shown_count:
         raise typer.Exit(FOUND_NOTHING)
 
 

@@ -63,10 +63,10 @@ def create(
     """Give a consumer group settings in config/subscriptionGroup.json: those that are named, and RocketMQ's
     defaults (16 retries, one retry queue) for the others. While a broker runs on the store, nothing is changed.
     """
-    asked = _asked(retry_max_times, retry_queues, consume)
+    changes = _asked(retry_max_times, retry_queues, consume)
     path = existing(root)
     with (
-        broker_named("groups", _update(group, asked)),
+        broker_named("groups", _update(group, changes)),
         MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
     ):
         if store.group_config(group) is not None:
@@ -76,7 +76,7 @@ def create(
                 value=group,
             )
 
-        made = store.create_group(group, **asked)
+        made = store.create_group(group, **changes)
     _show(made.to_fields(), "created", as_json=as_json)
 
 
@@ -94,8 +94,8 @@ def alter(
     """Change settings of a consumer group in config/subscriptionGroup.json; what is not named stays as it is, also what
     this project does not know. While a broker runs on the store, nothing is changed.
     """
-    asked = _asked(retry_max_times, retry_queues, consume)
-    if not asked:
+    changes = _asked(retry_max_times, retry_queues, consume)
+    if not changes:
         raise ConfigError(
             "group alter: found nothing to change. Give --retry-max-times, --retry-queues or --consume/--no-consume",
             key="group alter",
@@ -103,22 +103,22 @@ def alter(
 
     path = existing(root)
     with (
-        broker_named("groups", _update(group, asked)),
+        broker_named("groups", _update(group, changes)),
         MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
     ):
-        made = store.alter_group(group, **asked)
+        made = store.alter_group(group, **changes)
     _show(made.to_fields(), "altered", as_json=as_json)
 
 
 def _asked(retry_max_times: int | None, retry_queues: int | None, consume: bool | None) -> dict[str, Any]:
-    given = {"retry_max_times": retry_max_times, "retry_queue_nums": retry_queues, "consume_enable": consume}
-    return {name: value for name, value in given.items() if value is not None}
+    options = {"retry_max_times": retry_max_times, "retry_queue_nums": retry_queues, "consume_enable": consume}
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _update(group: str, asked: dict[str, Any]) -> str:
+def _update(group: str, changes: dict[str, Any]) -> str:
     """The command of RocketMQ's tools that does the same through a broker."""
     letters = {"retry_max_times": "-r", "retry_queue_nums": "-q", "consume_enable": "-s"}
-    words = "".join(f" {letters[name]} {str(value).lower()}" for name, value in asked.items())
+    words = "".join(f" {letters[name]} {str(value).lower()}" for name, value in changes.items())
     return f"mqadmin updateSubGroup -b HOST:PORT -g {group}{words}"
 
 

@@ -36,7 +36,7 @@ def groups(root: Root, as_json: Json = False) -> None:
         filters = _readable(lambda: operator.filters(path), faults) or []
 
     if as_json:
-        for row in [*queues, *({"group": each["groupName"], "settings": each} for each in settings), *filters]:
+        for row in [*queues, *({"group": fields["groupName"], "settings": fields} for fields in settings), *filters]:
             out.json_line(row)
     else:
         _tables(queues, settings, filters)
@@ -44,10 +44,10 @@ def groups(root: Root, as_json: Json = False) -> None:
     for fault in faults:
         out.note(f"messagestore: {fault}")
 
-    found = bool(queues or settings or filters)
-    if not found and not faults:
+    has_rows = bool(queues or settings or filters)
+    if not has_rows and not faults:
         out.note("no consumer group found")
-    if faults or not found:
+    if faults or not has_rows:
         raise typer.Exit(FOUND_NOTHING)
 
 
@@ -85,8 +85,8 @@ def _settings_cells(fields: dict[str, Any]) -> list[object]:
 
 
 def _filter_cells(row: dict[str, Any]) -> list[object]:
-    found = row["filter"]
-    dead = found["deadTime"] >= found["bornTime"]
-    ended = f"until {out.time_words(found['deadTime'])}" if dead else "yes"
-    since = out.time_words(found["bornTime"])
-    return [row["group"], row["topic"], found["expressionType"], found["expression"], since, ended]
+    fields = row["filter"]
+    dead = fields["deadTime"] >= fields["bornTime"]
+    ended = f"until {out.time_words(fields['deadTime'])}" if dead else "yes"
+    since = out.time_words(fields["bornTime"])
+    return [row["group"], row["topic"], fields["expressionType"], fields["expression"], since, ended]

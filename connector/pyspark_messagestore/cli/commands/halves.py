@@ -16,10 +16,10 @@ def halves(root: Root, as_json: Json = False) -> None:
     Nobody who reads their topics sees them. Programs that use the library end them, and so does a RocketMQ broker.
     """
     with out.waiting("reading half messages"), MessageStore.open_read_only(path_of(root), looking()) as store:
-        found = store.open_halves()
+        open_halves = store.open_halves()
 
     if as_json:
-        for half in found:
+        for half in open_halves:
             out.json_line(
                 {
                     "messageId": half.message_id,
@@ -33,7 +33,7 @@ def halves(root: Root, as_json: Json = False) -> None:
                     "physicalOffset": half.physical_offset,
                 }
             )
-    elif found:
+    elif open_halves:
         titles = [("message id", False), ("topic", False), ("queue", True), ("producer group", False), ("checks", True)]
         rows = [
             (
@@ -45,10 +45,10 @@ def halves(root: Root, as_json: Json = False) -> None:
                 out.time_words(half.born_timestamp_ms),
                 out.shown(half.transaction_id),
             )
-            for half in found
+            for half in open_halves
         ]
         out.table([*titles, ("made", False), ("UNIQ_KEY", False)], rows)
 
-    if not found:
+    if not open_halves:
         out.note("messagestore: no open half message found")
         raise typer.Exit(FOUND_NOTHING)

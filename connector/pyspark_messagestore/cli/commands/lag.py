@@ -69,16 +69,16 @@ def lag(
 
 def _of_checkpoint(root: str, path: str, folder: str) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of each source of a query that reads this store, after its newest batch that is done."""
-    found = read_progress(folder)
-    batch = found.committed
+    progress = read_progress(folder)
+    batch = progress.committed
     if batch is None:
-        raise ConfigError(f"{found.path}: no batch of this query is done yet", key="--checkpoint", value=folder)
+        raise ConfigError(f"{progress.path}: no batch of this query is done yet", key="--checkpoint", value=folder)
     if batch.fault:
         raise ConfigError(batch.fault, key="--checkpoint", value=folder)
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
-    for source, offset in _sources(root, found.path, batch).items():
+    for source, offset in _sources(root, progress.path, batch).items():
         with out.waiting("adding up sizes"):
             with opened(root) as store:
                 committed, refused = place_now(store, offset)
@@ -91,12 +91,12 @@ def _of_checkpoint(root: str, path: str, folder: str) -> tuple[list[dict[str, An
             "message that is newer than what it has read"
             for fault in refused
         ]
-        rows += [{"queryId": found.query_id, "batchId": batch.batch_id, "source": source, **row} for row in some]
+        rows += [{"queryId": progress.query_id, "batchId": batch.batch_id, "source": source, **row} for row in some]
         faults += wrong
 
     # Spark has planned a batch that it has not done, and runs it again after a restart.
-    if found.next_batch_id <= found.batches[-1].batch_id:
-        out.note(f"batch {found.next_batch_id} is planned and not done; its messages count as lag")
+    if progress.next_batch_id <= progress.batches[-1].batch_id:
+        out.note(f"batch {progress.next_batch_id} is planned and not done; its messages count as lag")
     return rows, faults
 
 
@@ -106,16 +106,16 @@ def _sources(root: str, folder: str, batch: Batch) -> dict[int, StreamOffset]:
     with opened(root) as store:
         here = store.describe()
 
-    known = {here.store_id, *here.ancestors, ""}
-    found = {source: offset for source, offset in ours.items() if offset.store_id in known}
+    store_ids = {here.store_id, *here.ancestors, ""}
+    of_store = {source: offset for source, offset in ours.items() if offset.store_id in store_ids}
 
-    if not found:
+    if not of_store:
         ids = ", ".join(sorted({offset.store_id for offset in ours.values()}))
         raise StoreWentBackwardsError(
             f"{folder}: this query reads {'store ' + ids if ids else 'no message store'}, but {path_of(root)} is store "
             f"{here.store_id or 'without an id'}. Give the store that the query reads"
         )
-    return found
+    return of_store
 
 
 def _lag_table(rows: list[dict[str, Any]]) -> None:

@@ -79,5 +79,5 @@ def recover(
         else:
             out.line("closed cleanly: a Java broker can take over")
 
-    if any(each is not None for each in (report.cut, report.lost, report.changed, report.rebuilt)):
+    if any(line is not None for line in (report.cut, report.lost, report.changed, report.rebuilt)):
         raise typer.Exit(CUT)

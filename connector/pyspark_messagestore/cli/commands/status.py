@@ -16,60 +16,60 @@ PLACE = 110
 def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
     """Show who holds the store, how it was left, and what is in it."""
     with out.waiting("looking through the store"):
-        found = operator.status(path_of(root), looking(store_config))
+        report = operator.status(path_of(root), looking(store_config))
     if as_json:
-        out.json_line(found)
+        out.json_line(report)
     else:
-        status_lines(found)
-    for fault in found["faults"]:
+        status_lines(report)
+    for fault in report["faults"]:
         out.note(f"messagestore: {fault}")
-    if found["faults"]:
+    if report["faults"]:
         raise typer.Exit(FOUND_NOTHING)
 
 
 _MOST_QUEUES_SHOWN = 16
 
 
-def status_lines(found: dict[str, Any]) -> None:
+def status_lines(report: dict[str, Any]) -> None:
     """Print what `status_of` found."""
-    log, queues, index = found["commitLog"], found["consumeQueues"], found["index"]
+    log, queues, index = report["commitLog"], report["consumeQueues"], report["index"]
     segments = f"{out.count_words(log['segments'], 'segment')} of {out.size_words(log['segmentSize'])}"
 
     rows = [
-        ("store", found["root"]),
-        ("id", found["storeId"] or "none: this project has never written to it"),
-        *([("broker", found["brokerName"])] if found["brokerName"] is not None else []),
-        ("held by", _holder_words(found["heldBy"])),
-        *([("served by", found["heldBy"]["server"])] if found["heldBy"]["server"] is not None else []),
-        ("left", _LEFT_WORDS[found["left"]]),
+        ("store", report["root"]),
+        ("id", report["storeId"] or "none: this project has never written to it"),
+        *([("broker", report["brokerName"])] if report["brokerName"] is not None else []),
+        ("held by", _holder_words(report["heldBy"])),
+        *([("served by", report["heldBy"]["server"])] if report["heldBy"]["server"] is not None else []),
+        ("left", _LEFT_WORDS[report["left"]]),
     ]
-    if found["state"] is not None:
-        rows.append(("state", _state_words(found["state"])))
+    if report["state"] is not None:
+        rows.append(("state", _state_words(report["state"])))
 
     rows += [
         ("log", f"{log['minOffset']} to {log['maxOffset']}, {segments}, {out.size_words(log['bytesOnDisk'])} on disk"),
         ("queues", f"{queues['queues']:,}, {out.size_words(queues['bytesOnDisk'])} on disk"),
         ("index", f"{out.count_words(index['files'], 'file')}, {out.size_words(index['bytesOnDisk'])} on disk"),
-        ("messages", f"{found['messages']:,} in {out.count_words(len(found['topics']), 'topic')}"),
+        ("messages", f"{report['messages']:,} in {out.count_words(len(report['topics']), 'topic')}"),
     ]
 
-    hidden = found["unproven"]
+    hidden = report["unproven"]
     if hidden is not None:
         count = out.count_words(hidden["records"], "record") + (" and more" if hidden["more"] else "")
         rows.append(
             ("not shown", f"{count} behind {hidden['begin']}, not proven to be durable: run `messagestore recover`")
         )
 
-    last = found["lastBatch"]
+    last = report["lastBatch"]
     if last is not None:
         about = f"{last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
-        rows.append(("batches", f"{found['batches']:,}, the last: {about}"))
+        rows.append(("batches", f"{report['batches']:,}, the last: {about}"))
 
     out.facts(rows)
-    if found["topics"]:
+    if report["topics"]:
         out.line()
         columns = [("topic", False), ("messages", True), ("queues", False)]
-        out.table(columns, [(row["topic"], f"{row['messages']:,}", _queue_words(row)) for row in found["topics"]])
+        out.table(columns, [(row["topic"], f"{row['messages']:,}", _queue_words(row)) for row in report["topics"]])
 
 
 def _holder_words(held: dict[str, Any]) -> str:

@@ -23,10 +23,10 @@ _TAIL_COUNT = 10
 @contextmanager
 def _noted_interrupt() -> Iterator[Callable[[], bool]]:
     """Handle Ctrl-C as usual, and remember it: if it arrives in a finalizer, Python only prints it and continues."""
-    came: list[int] = []
+    signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
         signal.default_int_handler(number, frame)
 
     usual = signal.default_int_handler
@@ -34,7 +34,7 @@ def _noted_interrupt() -> Iterator[Callable[[], bool]]:
     if takes:
         signal.signal(signal.SIGINT, handle)
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(signals)
     finally:
         if takes:
             signal.signal(signal.SIGINT, usual)

@@ -103,11 +103,11 @@ def create(
         if is_new:
             out.note(f"created a new store in {path}")
 
-        found = store.topic_config(topic)
-        if found is not None:
+        existing_topic = store.topic_config(topic)
+        if existing_topic is not None:
             raise ConfigError(
-                f"{topic}: the topic exists already, with {found.write_queue_nums} queues to write and "
-                f"{found.read_queue_nums} to read. Change it with `messagestore topic alter`",
+                f"{topic}: the topic exists already, with {existing_topic.write_queue_nums} queues to write and "
+                f"{existing_topic.read_queue_nums} to read. Change it with `messagestore topic alter`",
                 key="TOPIC",
                 value=topic,
             )
@@ -150,15 +150,15 @@ def alter(
     """Change settings of a topic in config/topics.json; what is not named stays as it is, also what this project does
     not know. No message is deleted or moved. While a broker runs on the store, nothing is changed.
     """
-    asked = {"-w": queues, "-r": read_queues, "-p": perm and perm.value}
-    if order is None and message_type is None and all(value is None for value in asked.values()):
+    options = {"-w": queues, "-r": read_queues, "-p": perm and perm.value}
+    if order is None and message_type is None and all(value is None for value in options.values()):
         raise ConfigError(
             "topic alter: found nothing to change. Give --queues, --read-queues, --perm, --order or --message-type",
             key="topic alter",
         )
 
     path = existing(root)
-    words = " ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+    words = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
     with (
         broker_named("topics", f"mqadmin updateTopic -b HOST:PORT -t {topic} {words}"),
         MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
