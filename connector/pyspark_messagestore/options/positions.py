@@ -112,19 +112,19 @@ class Asked:
         if not isinstance(self.wanted, dict):
             return dict.fromkeys(queues, self.wanted)
 
-        there: dict[str, set[int]] = {}
+        ids_by_topic: dict[str, set[int]] = {}
         for topic, queue_id in queues:
-            there.setdefault(topic, set()).add(queue_id)
-        for topic in sorted({*self.wanted, *there}):
-            self._check(topic, there.get(topic, set()), covers)
+            ids_by_topic.setdefault(topic, set()).add(queue_id)
+        for topic in sorted({*self.wanted, *ids_by_topic}):
+            self._check(topic, ids_by_topic.get(topic, set()), covers)
 
-        found: dict[Queue, Position] = {}
+        positions: dict[Queue, Position] = {}
         for topic, queue_id in queues:
             listed = self.wanted[topic]
-            found[topic, queue_id] = listed[queue_id if queue_id in listed else EVERY_QUEUE]
-        return found
+            positions[topic, queue_id] = listed[queue_id if queue_id in listed else EVERY_QUEUE]
+        return positions
 
-    def _check(self, topic: str, there: set[int], covers: Callable[[str], bool]) -> None:
+    def _check(self, topic: str, existing: set[int], covers: Callable[[str], bool]) -> None:
         assert isinstance(self.wanted, dict)
         listed = self.wanted.get(topic)
         if listed is None:
@@ -133,10 +133,12 @@ class Asked:
             raise self.error(f"topic {topic} is not subscribed")
 
         ids = set(listed) - {EVERY_QUEUE}
-        if ids - there:
-            raise self.error(f"queue {min(ids - there)} of {topic} does not exist. Its queues are {sorted(there)}")
-        if there - ids and EVERY_QUEUE not in listed:
-            raise self.error(f'queue {min(there - ids)} of {topic} is not listed. List it, or give "*"')
+        if ids - existing:
+            raise self.error(
+                f"queue {min(ids - existing)} of {topic} does not exist. Its queues are {sorted(existing)}"
+            )
+        if existing - ids and EVERY_QUEUE not in listed:
+            raise self.error(f'queue {min(existing - ids)} of {topic} is not listed. List it, or give "*"')
 
     def error(self, fault: str) -> ConfigError:
         """An error that names the option."""
@@ -205,9 +207,9 @@ def _offset(value: object, least: int) -> int:
     return value
 
 
-def _by_queue(found: Mapping[str, Any], parse: Callable[[Any], Any]) -> ByQueue:
+def _by_queue(table: Mapping[str, Any], parse: Callable[[Any], Any]) -> ByQueue:
     result: ByQueue = {}
-    for topic, queues in found.items():
+    for topic, queues in table.items():
         if stored_topic_fault(topic):
             raise ValueError
         result[topic] = _queues(queues, parse)
@@ -219,10 +221,10 @@ def _queues(queues: Mapping[str, Any], parse: Callable[[Any], Any]) -> dict[int,
         (queues,) = (
             queues.values()
         )  # more are a ValueError: a store is one broker's, and the numbers of another one's queues mean nothing here
-    found = {EVERY_QUEUE if name == "*" else _QUEUE_ID.parse(name): parse(value) for name, value in queues.items()}
-    if len(found) < len(queues):  # "1" and "01"
+    by_id = {EVERY_QUEUE if name == "*" else _QUEUE_ID.parse(name): parse(value) for name, value in queues.items()}
+    if len(by_id) < len(queues):  # "1" and "01"
         raise ValueError
-    return found
+    return by_id
 
 
 _QUEUE_ID = whole(0, 65535)

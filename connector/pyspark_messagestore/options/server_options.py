@@ -69,14 +69,14 @@ class ServerOptions:
         ------
         ConfigError
         """
-        given = {
+        options = {
             "tokenFile": self.token_file,
             "caFile": self.ca_file,
             "certFile": self.cert_file,
             "keyFile": self.key_file,
             "retryTimeout": self.retry_timeout,
         }
-        for name, value in given.items():
+        for name, value in options.items():
             if value is not None and not path.is_remote:
                 raise ConfigError(
                     f"option {name}: found together with the folder {path}; allowed is the URL of a store that is "

@@ -330,8 +330,8 @@ class SinkOptions(ServerOptions):
             "stagingDir": self.staging_dir is not None,
             "preallocate": self.preallocate,
         }
-        for name, given in files.items():
-            if given and self.path.is_remote:
+        for name, is_given in files.items():
+            if is_given and self.path.is_remote:
                 raise ConfigError(
                     f"option {name}: found together with {self.path}. Who serves that store decides about its files. "
                     f"Leave the option out",

@@ -56,17 +56,17 @@ def _tags(text: str) -> tuple[str, ...] | None:
     """RocketMQ's subscription expression of tags; None for all messages."""
     if text.strip() == "*":
         return None
-    found = tuple(dict.fromkeys(part.strip() for part in text.split("||") if part.strip()))
-    if not found or "*" in found:
+    tags = tuple(dict.fromkeys(part.strip() for part in text.split("||") if part.strip()))
+    if not tags or "*" in tags:
         raise ValueError
-    return found
+    return tags
 
 
 def _keys(text: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(text.split()))
-    if not found:
+    keys = tuple(dict.fromkeys(text.split()))
+    if not keys:
         raise ValueError
-    return found
+    return keys
 
 
 _KEYS = Kind(_keys, "keys with blanks between them; no key of a message has a blank")
@@ -373,7 +373,7 @@ class SourceOptions(ServerOptions):
         ConfigError
         """
         self.check_server(self.path)
-        given = [
+        names = [
             name
             for name, value in (
                 ("subscribe", self.subscribe),
@@ -384,20 +384,20 @@ class SourceOptions(ServerOptions):
         ]
 
         if self.contents != MESSAGES:
-            self._check_view(given)
+            self._check_view(names)
             return
 
-        if not given:
+        if not names:
             raise ConfigError(
                 "option subscribe (or topic): is missing. Give exactly one of subscribe, subscribePattern and assign, "
                 'as in .option("subscribe", "flights")',
                 key="subscribe",
             )
-        if len(given) > 1:
+        if len(names) > 1:
             raise ConfigError(
-                f"option {given[1]}: found beside {given[0]}. Give exactly one of subscribe, subscribePattern and "
+                f"option {names[1]}: found beside {names[0]}. Give exactly one of subscribe, subscribePattern and "
                 f"assign",
-                key=given[1],
+                key=names[1],
             )
 
         least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
@@ -430,13 +430,13 @@ class SourceOptions(ServerOptions):
                 key="startingOffsets",
             )
 
-    def _check_view(self, given: list[str]) -> None:
+    def _check_view(self, names: list[str]) -> None:
         for asked in (self.starting, self.ending):
-            given += [asked.option] if asked is not None else []
-        given += [name for name, value in (("keys", self.keys), ("tags", self.tags)) if value is not None]
-        if given:
+            names += [asked.option] if asked is not None else []
+        names += [name for name, value in (("keys", self.keys), ("tags", self.tags)) if value is not None]
+        if names:
             raise ConfigError(
-                f"option {given[0]}: is for messages, but this reads view={self.contents}; leave it out", key=given[0]
+                f"option {names[0]}: is for messages, but this reads view={self.contents}; leave it out", key=names[0]
             )
 
     def check_stream(self) -> None:
@@ -461,10 +461,10 @@ class SourceOptions(ServerOptions):
                 value=" ".join(self.keys),
             )
 
-        for each, value in self._only_for(BATCHES):
+        for refused, value in self._only_for(BATCHES):
             raise ConfigError(
-                f"option {each.name}: is for batch reads, but this is a stream; leave it out",
-                key=each.name,
+                f"option {refused.name}: is for batch reads, but this is a stream; leave it out",
+                key=refused.name,
                 value=value,
             )
 
@@ -475,33 +475,33 @@ class SourceOptions(ServerOptions):
         ------
         ConfigError
         """
-        for each, value in self._only_for(STREAMS):
+        for refused, value in self._only_for(STREAMS):
             raise ConfigError(
-                f"option {each.name}: is for streams, but this is a batch read. Leave it out",
-                key=each.name,
+                f"option {refused.name}: is for streams, but this is a batch read. Leave it out",
+                key=refused.name,
                 value=value,
             )
 
         starting = self.starting
         if starting is not None and starting.is_offsets and starting.has_latest:
-            found = "latest" if starting.wanted == LATEST else "-1 (latest)"
+            words = "latest" if starting.wanted == LATEST else "-1 (latest)"
             raise ConfigError(
-                f"option startingOffsets: found {found}, but a batch read that begins at the latest message reads "
+                f"option startingOffsets: found {words}, but a batch read that begins at the latest message reads "
                 f"nothing. Leave it out, or give earliest, offsets, or a startingTimestamp",
                 key="startingOffsets",
-                value=found,
+                value=words,
             )
 
     def _only_for(self, reads: str) -> Iterator[tuple[Option, Any]]:
         """The options with their values that were given, and that only such reads have."""
-        for each in SOURCE_OPTIONS:
-            value = getattr(self, each.field)
-            if each.only == reads and value != each.parsed_default:
-                yield each, value
+        for row in SOURCE_OPTIONS:
+            value = getattr(self, row.field)
+            if row.only == reads and value != row.parsed_default:
+                yield row, value
 
 
 SOURCE_OPTIONS = options_of(SOURCE, SourceOptions)
 
 
-def _first_of(*given: tuple[str, Position | ByQueue | None]) -> Asked | None:
-    return next((Asked(name, wanted) for name, wanted in given if wanted is not None), None)
+def _first_of(*named_positions: tuple[str, Position | ByQueue | None]) -> Asked | None:
+    return next((Asked(name, wanted) for name, wanted in named_positions if wanted is not None), None)

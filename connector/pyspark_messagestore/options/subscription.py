@@ -91,12 +91,14 @@ def _pattern(text: str) -> str:
 
 
 def _assigned(text: str) -> Assigned:
-    found: Mapping[str, Any] = parsed_json(text)
+    table: Mapping[str, Any] = parsed_json(text)
     result: Assigned = {}
-    for topic, ids in found.items():
+    for topic, ids in table.items():
         if stored_topic_fault(topic) or not isinstance(ids, list):
             raise ValueError
-        result[topic] = tuple(sorted({_QUEUE_ID.parse(str(each)) if type(each) is int else -1 for each in ids}))
+        result[topic] = tuple(
+            sorted({_QUEUE_ID.parse(str(queue_id)) if type(queue_id) is int else -1 for queue_id in ids})
+        )
         if -1 in result[topic]:
             raise ValueError
     return result

@@ -95,7 +95,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 
 def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
-    given: dict[str, tuple[str, str]] = {}
+    given_texts: dict[str, tuple[str, str]] = {}
     for key, value in options.items():
         option = _NAMES[side].get(key.lower())
         if option is None:
@@ -103,31 +103,31 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
                 raise _misplaced(side, key)
             continue
 
-        if option.name in given and given[option.name][1] != value:
+        if option.name in given_texts and given_texts[option.name][1] != value:
             raise ConfigError(
-                f"option {option.name}: found twice, as {given[option.name][0]} and as {key}. Give one of them",
+                f"option {option.name}: found twice, as {given_texts[option.name][0]} and as {key}. Give one of them",
                 key=option.name,
                 value=value,
             )
-        given[option.name] = (key, value)
+        given_texts[option.name] = (key, value)
 
     for key, value in options.items():
         if key.lower() == "location":  # Spark's SQL passes the path of a table under this name
-            given.setdefault("path", (key, value))
+            given_texts.setdefault("path", (key, value))
 
     values: dict[str, Any] = {}
     for option in OPTIONS:
         if option.side == side:
-            values[option.field] = _value(option, given)
+            values[option.field] = _value(option, given_texts)
     return values
 
 
-def _value(option: Option, given: Mapping[str, tuple[str, str]]) -> Any:
-    _key, text = given.get(option.name, (option.name, option.default))
+def _value(option: Option, given_texts: Mapping[str, tuple[str, str]]) -> Any:
+    _key, text = given_texts.get(option.name, (option.name, option.default))
     if text is None:
         if option.required:
             also = f" (or {', '.join(option.aliases)})" if option.aliases else ""
-            hint = _GIVE_A_PATH + ("" if given else _NO_TABLE)
+            hint = _GIVE_A_PATH + ("" if given_texts else _NO_TABLE)
             raise ConfigError(f"option {option.name}{also}: is missing. {hint}", key=option.name, value=None)
         return None
     try:

@@ -60,10 +60,10 @@ def parsed_json(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError
-    return found
+    return unique
 
 
 def _text(text: str) -> str:

@@ -146,13 +146,13 @@ def prepare(
     columns = list(columns)
     places: dict[str, tuple[str, int]] = {}
     extras: dict[str, int] = {}
-    known = list(ACCEPTED) if row_format == ROCKETMQ else list(_KAFKAS)
+    accepted = list(ACCEPTED) if row_format == ROCKETMQ else list(_KAFKAS)
     left_out = assigned(columns)
 
     for index, (name, kind) in enumerate(columns):
         if index in left_out:
             continue
-        if name.lower() not in known:
+        if name.lower() not in accepted:
             if unknown == "error":
                 allowed = _KNOWN if row_format == ROCKETMQ else f"{', '.join(_KAFKAS)} (rowFormat=kafka)"
                 raise ConfigError(
@@ -201,11 +201,11 @@ _NO_ZONE = (
 
 def assigned(columns: Sequence[tuple[str, str]]) -> set[int]:
     """The indices of the columns that a source gave to a frame that was read from it, and that the store assigns."""
-    given = set(columns)
+    pairs = set(columns)
     return {
         index
         for row_format, kinds in ASSIGNED.items()
-        if all((name, kinds[name]) in given for name in _SIGNS[row_format])
+        if all((name, kinds[name]) in pairs for name in _SIGNS[row_format])
         for index, (name, kind) in enumerate(columns)
         if kinds.get(name) == kind
     }
@@ -301,10 +301,10 @@ class Mapper:
 
         texts = self._texts(columns)
         if self.selector == "auto" and texts.columns.queue_id is not None:
-            given, is_given = texts.columns.queue_id, valid_of(texts.columns.given["queue_id"])
+            queue_ids, is_given = texts.columns.queue_id, valid_of(texts.columns.given["queue_id"])
             counts = self._counts(texts)
-            for row in np.flatnonzero(is_given & ((given < 0) | (given >= counts))).tolist():
-                errors[row] = _queue_error(given, counts, row, first_row)
+            for row in np.flatnonzero(is_given & ((queue_ids < 0) | (queue_ids >= counts))).tolist():
+                errors[row] = _queue_error(queue_ids, counts, row, first_row)
         texts.columns.queue_id = np.zeros(batch.num_rows, np.int32)
         return {**all_faults(texts, limits, first_row), **errors}
 
@@ -347,20 +347,22 @@ class Mapper:
 
     def _counts(self, texts: ColumnTexts) -> NDArray[np.int32] | np.int32:
         """The number of queues of each row's topic; one number if there is only one topic."""
-        known = [self.queue_count(name) for name in texts.topic_names] or [1]
-        if len(known) == 1:
-            return np.int32(known[0])
-        counts: NDArray[np.int32] = np.array(known, np.int32)[texts.topic_codes]  # a null topic is refused later
+        queue_counts = [self.queue_count(name) for name in texts.topic_names] or [1]
+        if len(queue_counts) == 1:
+            return np.int32(queue_counts[0])
+        counts: NDArray[np.int32] = np.array(queue_counts, np.int32)[texts.topic_codes]  # a null topic is refused later
         return counts
 
     def _queues(self, texts: ColumnTexts, first_row: int) -> NDArray[np.int32]:
         counts = self._counts(texts)
-        given = texts.columns.queue_id if self.selector == "auto" else None
-        if given is None:
+        queue_ids = texts.columns.queue_id if self.selector == "auto" else None
+        if queue_ids is None:
             return self._chosen(texts, counts)
         is_given = valid_of(texts.columns.given["queue_id"])
-        _check_given(given, is_given, counts, first_row)
-        return given if is_given.all() else np.where(is_given, given, self._chosen(texts, counts)).astype(np.int32)
+        _check_given(queue_ids, is_given, counts, first_row)
+        return (
+            queue_ids if is_given.all() else np.where(is_given, queue_ids, self._chosen(texts, counts)).astype(np.int32)
+        )
 
     def _chosen(self, texts: ColumnTexts, counts: NDArray[np.int32] | np.int32) -> NDArray[np.int32]:
         n = texts.columns.row_count
@@ -389,20 +391,20 @@ class Mapper:
 
 
 def _check_given(
-    given: NDArray[np.int32], is_given: NDArray[np.bool_], counts: NDArray[np.int32] | np.int32, first_row: int
+    queue_ids: NDArray[np.int32], is_given: NDArray[np.bool_], counts: NDArray[np.int32] | np.int32, first_row: int
 ) -> None:
-    bad = np.flatnonzero(is_given & ((given < 0) | (given >= counts)))
+    bad = np.flatnonzero(is_given & ((queue_ids < 0) | (queue_ids >= counts)))
     if len(bad):
-        raise _queue_error(given, counts, int(bad[0]), first_row)
+        raise _queue_error(queue_ids, counts, int(bad[0]), first_row)
 
 
 def _queue_error(
-    given: NDArray[np.int32], counts: NDArray[np.int32] | np.int32, row: int, first_row: int
+    queue_ids: NDArray[np.int32], counts: NDArray[np.int32] | np.int32, row: int, first_row: int
 ) -> MessageIllegalError:
-    count = int(np.broadcast_to(counts, given.shape)[row])
+    count = int(np.broadcast_to(counts, queue_ids.shape)[row])
     return MessageIllegalError(
-        f"queueId: found {int(given[row])}; allowed is 0 to {count - 1}, because the topic has {count} queues. Drop "
-        f"the column to have queues chosen, or create the topic with more queues",
+        f"queueId: found {int(queue_ids[row])}; allowed is 0 to {count - 1}, because the topic has {count} queues. "
+        f"Drop the column to have queues chosen, or create the topic with more queues",
         field="queueId",
         row=first_row + row,
     )

@@ -153,9 +153,9 @@ class Sink:
             There is no store, and the batch is not the first one of its app.
         """
         sink = cls(options, options.config(), mapping, stores)
-        found = sink._store().prepare()
-        sink = replace(sink, config=found.config, store_id=found.store_id, log_end=found.log_end)
-        if not found.exists and options.txn_version_source == SOURCE_SPARK:
+        description = sink._store().prepare()
+        sink = replace(sink, config=description.config, store_id=description.store_id, log_end=description.log_end)
+        if not description.exists and options.txn_version_source == SOURCE_SPARK:
             sink._check_first(options.txn_app_id, options.txn_version)
         return sink
 
@@ -263,10 +263,10 @@ class Sink:
         topic = self.options.dead_letter_topic
         return None if topic is None else DeadLetters(mapper, topic, self.config, encoding, version=version)
 
-    def _check_can_begin(self, found: Description, query_id: str | None, batch_id: str | None) -> None:
+    def _check_can_begin(self, description: Description, query_id: str | None, batch_id: str | None) -> None:
         """Refuse, in a task, a batch that no empty store accepts, before anything is created for it."""
         options = self.options
-        if self.store_id or found.exists:
+        if self.store_id or description.exists:
             return
         stream_batch_id = None if batch_id is None else int(batch_id)
         version = stream_batch_id if options.txn_version is None else options.txn_version
@@ -596,13 +596,13 @@ class MessageStoreSink:
                 raise ConfigError(f"option {name}: MessageStoreSink sets it. Leave it out", key=name)
 
         # The result is not used: a wrong option is refused here, and not by the first batch.
-        given = {"txnVersionSource": SOURCE_SPARK, **self.options, "path": folder, "txnAppId": app_id}
-        sink_options({**given, "txnVersion": "0"} | ({} if topic is None else {"topic": topic}))
+        checked = {"txnVersionSource": SOURCE_SPARK, **self.options, "path": folder, "txnAppId": app_id}
+        sink_options({**checked, "txnVersion": "0"} | ({} if topic is None else {"topic": topic}))
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch. Spark calls this with the rows and the number of the batch."""
-        given = {"txnVersionSource": SOURCE_SPARK, **self.options}
-        writer = df.write.format("messagestore").mode("append").options(**given)
+        options = {"txnVersionSource": SOURCE_SPARK, **self.options}
+        writer = df.write.format("messagestore").mode("append").options(**options)
         if self.topic is not None:
             writer = writer.option("topic", self.topic)
         writer.option("txnAppId", self.app_id).option("txnVersion", str(batch_id)).save(self.path)

@@ -70,34 +70,34 @@ class Follower:
         StoreWentBackwardsError
             Another store is at the path.
         """
-        found = self._asked()
-        if found is not self._found:
-            if found.instance != self._found.instance:  # the start was examined in other files
+        ends = self._asked()
+        if ends is not self._found:
+            if ends.instance != self._found.instance:  # the start was examined in other files
                 self.checked, self._examined = False, None
                 self.restarted.clear()
 
-            self.restarted |= set(filter(self.subscription.covers, found.restarted_since(self._found)))
-            self._shrunk |= set(filter(self.subscription.covers, found.shrunk_since(self._found)))
+            self.restarted |= set(filter(self.subscription.covers, ends.restarted_since(self._found)))
+            self._shrunk |= set(filter(self.subscription.covers, ends.shrunk_since(self._found)))
 
-            before, same = self._ends.queues, found.queues is self._found.queues
-            self._ends = replace(found, queues=before if same else self.subscription.of(found.queues))
+            before, same = self._ends.queues, ends.queues is self._found.queues
+            self._ends = replace(ends, queues=before if same else self.subscription.of(ends.queues))
             if not same:
                 now = self._ends.queues
                 self._shrunk |= {queue for queue, end in before.items() if now.get(queue, 0) < end}
 
-            self._found = found
+            self._found = ends
         return self._ends.queues
 
     def _asked(self) -> Ends:
         """The store's answer for the topics that are read, which a pattern finds among all names."""
         pattern = self.subscription.pattern
-        found = self.store.ends(self._topics, self._found, names=pattern is not None)
-        if pattern is None or found.topic_names is self._found.topic_names:
-            return found
+        ends = self.store.ends(self._topics, self._found, names=pattern is not None)
+        if pattern is None or ends.topic_names is self._found.topic_names:
+            return ends
 
-        topics = tuple(sorted(filter(self.subscription.covers_topic, found.topic_names or ())))
+        topics = tuple(sorted(filter(self.subscription.covers_topic, ends.topic_names or ())))
         if topics == self._topics:
-            return found
+            return ends
         self._topics = topics
         return self.store.ends(topics, names=True)
 
@@ -127,30 +127,30 @@ class Follower:
         pattern = self.subscription.pattern
         if pattern is not None and start is not None:
             return
-        found = self.store.describe(None if pattern is not None else self.subscription.named, queues=True)
-        known = found.queue_ids.keys() | found.queue_counts.keys()
+        description = self.store.describe(None if pattern is not None else self.subscription.named, queues=True)
+        topics = description.queue_ids.keys() | description.queue_counts.keys()
 
         for topic in self.subscription.named:
-            if topic not in known and topic in read:
+            if topic not in topics and topic in read:
                 self._check_gone(topic)
-            elif topic not in known:
-                there = self.store.describe(queues=True)
+            elif topic not in topics:
+                whole_store = self.store.describe(queues=True)
                 raise UnknownTopicError(
                     topic,
-                    filter(is_ordinary_topic, there.queue_ids.keys() | there.queue_counts.keys()),
+                    filter(is_ordinary_topic, whole_store.queue_ids.keys() | whole_store.queue_counts.keys()),
                     f"Create it with `messagestore topic create {self.options.path} {topic}`, or set "
                     f"onMissingTopic=wait for a stream that begins before its topic",
                 )
 
-        if pattern is not None and not any(map(self.subscription.covers_topic, known)):
-            ordinary = sorted(filter(is_ordinary_topic, known))
+        if pattern is not None and not any(map(self.subscription.covers_topic, topics)):
+            ordinary = sorted(filter(is_ordinary_topic, topics))
             self._tell(
                 f"option subscribePattern: no topic matches {pattern!r}, so nothing is read yet. The store has "
                 f"{', '.join(ordinary) or 'no topic'}"
             )
 
         for topic, queue_id in sorted(self.subscription.queues or ()):
-            ids, count = found.queue_ids.get(topic, []), found.queue_counts.get(topic, 0)
+            ids, count = description.queue_ids.get(topic, []), description.queue_counts.get(topic, 0)
             if queue_id not in ids and queue_id >= count:
                 self._tell(
                     f"option assign: queue {queue_id} of {topic} does not exist, so nothing of it is read yet. Its "
@@ -188,8 +188,8 @@ class Follower:
         asked = self.options.starting or Asked("startingOffsets", default)
         wanted = asked.positions(self.with_empty(asked, ends), self.subscription.covers_topic)
         committed = {queue for queue, position in wanted.items() if isinstance(position, Committed)}
-        found = self._resolved(asked, self._after_commits(asked, wanted), committed)
-        return {queue: offset for queue, offset in found.items() if queue in ends}
+        offsets = self._resolved(asked, self._after_commits(asked, wanted), committed)
+        return {queue: offset for queue, offset in offsets.items() if queue in ends}
 
     def with_empty(self, asked: Asked, ends: Queues) -> Queues:
         """The ends, also of the queues that an option names and that the topic has, but that never had a message."""
@@ -206,10 +206,10 @@ class Follower:
         if group is not None and any(isinstance(position, Committed) for position in wanted.values()):
             published = self.store.published_progress(group)
 
-        found: dict[Queue, int | Moment] = {}
+        positions: dict[Queue, int | Moment] = {}
         for queue, position in wanted.items():
             if not isinstance(position, Committed):
-                found[queue] = position
+                positions[queue] = position
                 continue
 
             offset = published.get(queue, position.otherwise)
@@ -218,8 +218,8 @@ class Follower:
                     f"consumer group {group} has not read queue {queue[1]} of {queue[0]}. Give committed:earliest or "
                     f"committed:latest to say where to begin in such queues"
                 )
-            found[queue] = offset
-        return found
+            positions[queue] = offset
+        return positions
 
     def _resolved(self, asked: Asked, wanted: Mapping[Queue, int | Moment], committed: set[Queue]) -> Queues:
         """The queue offsets of the positions at which a new query begins."""
@@ -228,23 +228,23 @@ class Follower:
         now_ms = time.time_ns() // 1_000_000
         times_ms = {queue: at.at(now_ms) for queue, at in wanted.items() if isinstance(at, Moment)}
         firsts = self.at_times(times_ms)
-        found: Queues = {}
+        offsets: Queues = {}
 
         for queue, position in wanted.items():
             end = self._ends.queues.get(queue, 0)
             begin = min(begins.get(queue, end), end)
 
             if isinstance(position, Moment):
-                found[queue] = self._from_time(asked, queue, begin, end, times_ms[queue], firsts[queue])
+                offsets[queue] = self._from_time(asked, queue, begin, end, times_ms[queue], firsts[queue])
             elif position in (EARLIEST, LATEST):
-                found[queue] = begin if position == EARLIEST else end
+                offsets[queue] = begin if position == EARLIEST else end
             elif begin <= position <= end:
-                found[queue] = position
+                offsets[queue] = position
             elif self.options.fail_on_data_loss:
                 raise self._gone(queue, position, begin)
             else:
-                found[queue] = self._nearest(queue, position, begin, end, committed=queue in committed)
-        return found
+                offsets[queue] = self._nearest(queue, position, begin, end, committed=queue in committed)
+        return offsets
 
     def _nearest(self, queue: Queue, position: int, begin: int, end: int, *, committed: bool) -> int:
         """Where a read begins that asks for a message that is gone, with failOnDataLoss=false."""
@@ -412,12 +412,12 @@ class Follower:
     def _check_copy(self, start: StreamOffset) -> None:
         """Refuse the checkpoint of another store, unless this one is a copy of it that has the same last record."""
         here, last = self.store.describe(), start.last
-        known = not here.store_id or start.store_id in here.ancestors
-        found = None if last is None else self.store.prove_last(last.position, last.size)
-        if known and (last is None or (found is not None and found.crc == last.crc)):
+        is_copy = not here.store_id or start.store_id in here.ancestors
+        record_now = None if last is None else self.store.prove_last(last.position, last.size)
+        if is_copy and (last is None or (record_now is not None and record_now.crc == last.crc)):
             return
 
-        why = "which is no copy of it" if not known else "which does not hold the last record that was read"
+        why = "which is no copy of it" if not is_copy else "which does not hold the last record that was read"
         raise StoreWentBackwardsError(
             f"{self.options.path}: the checkpoint belongs to store {start.store_id}, but this is store "
             f"{here.store_id or 'without an id'}, {why}. Use a new checkpoint for another store"
@@ -520,13 +520,13 @@ class Follower:
         times_ms = dict.fromkeys(queues, time_ms)
         firsts = self.store.seek(times_ms, physical_offset=start.physical_offset) if times_ms else {}
 
-        known = {queue: self._before.get(queue, {}).get(start.queues[queue], -1) for queue in firsts}
-        ahead = {queue: start.queues[queue] for queue, place in known.items() if place >= 0}
+        places_before = {queue: self._before.get(queue, {}).get(start.queues[queue], -1) for queue in firsts}
+        ahead = {queue: start.queues[queue] for queue, place in places_before.items() if place >= 0}
         ahead = {queue: offset for queue, offset in ahead.items() if firsts[queue] > offset}
         places = self.store.places(ahead) if ahead else {}
 
         # A queue that has new numbers: the start says nothing about them.
-        renumbered = {queue for queue, place in places.items() if place.physical_offset != known[queue]}
+        renumbered = {queue for queue, place in places.items() if place.physical_offset != places_before[queue]}
         # In the others, a limit may have left older messages unread.
         return {
             queue: first if queue in renumbered else min(first, start.queues[queue]) for queue, first in firsts.items()
@@ -563,8 +563,8 @@ class Follower:
 
     def changed(self, start: StreamOffset, ends: Queues) -> list[Queue]:
         """The queues in which a step from `start` to `ends` may read something."""
-        known, moved = start.queues, self._moved
-        return [queue for queue, end in ends.items() if known.get(queue, 0) != end or queue in moved]
+        offsets, moved = start.queues, self._moved
+        return [queue for queue, end in ends.items() if offsets.get(queue, 0) != end or queue in moved]
 
     # ---- the end of a step
 
@@ -573,12 +573,12 @@ class Follower:
         before.
         """
         ends = {queue: end for queue, end in reached.items() if queue in firsts and end}
-        found = self.store.places(ends)
+        places_reached = self.store.places(ends)
         for queue, end in ends.items():
             places = self._before.setdefault(queue, {})
             # The end goes to the last place in the dict, so that the oldest one is dropped.
             places.pop(end, None)
-            places[end] = found[queue].physical_offset if queue in found else -1
+            places[end] = places_reached[queue].physical_offset if queue in places_reached else -1
             if len(places) > _KEPT_PLACES:
                 del places[next(iter(places))]
 

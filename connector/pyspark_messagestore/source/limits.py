@@ -38,22 +38,22 @@ class SizesAhead:
         self._needed = list(reversed(needed))  # the next one is last
         self._known: dict[Queue, tuple[int, NDArray[np.int32]]] = {}
 
-    def __call__(self, each: Range) -> NDArray[np.int32]:
+    def __call__(self, range_: Range) -> NDArray[np.int32]:
         """The sizes of a range from its beginning: at least one, unless its unit is missing."""
-        queue = each.topic, each.queue_id
-        if not self._has(queue, each.start):
-            self._fetch(each)
+        queue = range_.topic, range_.queue_id
+        if not self._has(queue, range_.start):
+            self._fetch(range_)
         start, sizes = self._known[queue]
-        return sizes[each.start - start : each.end - start]
+        return sizes[range_.start - start : range_.end - start]
 
     def _has(self, queue: Queue, offset: int) -> bool:
         start, sizes = self._known.get(queue, (0, ()))
         return start <= offset < start + len(sizes)
 
-    def _fetch(self, each: Range) -> None:
+    def _fetch(self, range_: Range) -> None:
         """Ask for a range, and for what is needed next."""
-        own = each.topic, each.queue_id
-        wanted, left = {own: each}, _MOST_ASKED
+        own = range_.topic, range_.queue_id
+        wanted, left = {own: range_}, _MOST_ASKED
 
         while self._needed and left > 0:
             following = self._needed.pop()
@@ -63,8 +63,8 @@ class SizesAhead:
             left -= part.count
 
             queue = part.topic, part.queue_id
-            if queue == own and part.start <= each.start < part.end:
-                wanted[own] = replace(each, end=max(each.end, part.end))
+            if queue == own and part.start <= range_.start < part.end:
+                wanted[own] = replace(range_, end=max(range_.end, part.end))
             else:
                 wanted.setdefault(queue, part)
 
@@ -158,12 +158,12 @@ def limited_by_size(starts: Queues, ends: Queues, most: int, mean_sizes: Mapping
     return result
 
 
-def fitting(each: Range, room: int, sizes: Sizes) -> tuple[int, int]:
+def fitting(range_: Range, room: int, sizes: Sizes) -> tuple[int, int]:
     """How far a range fits into a number of bytes: its end, and the bytes that it has up to there."""
-    position, used, count = each.start, 0, _FIRST_SIZES
-    while position < each.end:
+    position, used, count = range_.start, 0, _FIRST_SIZES
+    while position < range_.end:
         used_up_to = np.cumsum(
-            sizes(Range(each.topic, each.queue_id, position, min(each.end, position + count))), dtype="i8"
+            sizes(Range(range_.topic, range_.queue_id, position, min(range_.end, position + count))), dtype="i8"
         )
 
         fits = int(np.searchsorted(used_up_to, room - used, side="right"))

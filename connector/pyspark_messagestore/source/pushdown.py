@@ -62,41 +62,41 @@ def narrowed(filters: Iterable[Filter], columns: Mapping[str, str]) -> Narrowed:
     columns : mapping
         The name of each column that the read has -> the stored column that it is made from.
     """
-    found = Narrowed()
-    for each in filters:
-        path = getattr(each, "attribute", None)
+    left = Narrowed()
+    for condition in filters:
+        path = getattr(condition, "attribute", None)
         if path is None or len(path) != 1:
             continue
         stored = columns.get(path[0])
         if stored in ("topic", "queue_id", "tags"):
-            found = _by_value(found, stored, each)
+            left = _by_value(left, stored, condition)
         elif stored in ("queue_offset", "store_timestamp_ms"):
-            found = _by_bounds(found, stored, each)
-    return found
+            left = _by_bounds(left, stored, condition)
+    return left
 
 
-def _by_value(found: Narrowed, stored: str, each: Filter) -> Narrowed:
-    if isinstance(each, EqualTo):
-        values: Iterable[Any] = (each.value,)
-    elif isinstance(each, In):
-        values = each.value
+def _by_value(left: Narrowed, stored: str, condition: Filter) -> Narrowed:
+    if isinstance(condition, EqualTo):
+        values: Iterable[Any] = (condition.value,)
+    elif isinstance(condition, In):
+        values = condition.value
     else:
-        return found
+        return left
 
     # In SQL, nothing is equal to null.
     wanted = frozenset(value for value in values if value is not None)
     if stored == "topic":
-        return replace(found, topics=wanted & (wanted if found.topics is None else found.topics))
+        return replace(left, topics=wanted & (wanted if left.topics is None else left.topics))
     if stored == "queue_id":
-        return replace(found, queue_ids=wanted & (wanted if found.queue_ids is None else found.queue_ids))
-    return replace(found, tags=wanted & (wanted if found.tags is None else found.tags))
+        return replace(left, queue_ids=wanted & (wanted if left.queue_ids is None else left.queue_ids))
+    return replace(left, tags=wanted & (wanted if left.tags is None else left.tags))
 
 
-def _by_bounds(found: Narrowed, stored: str, each: Filter) -> Narrowed:
-    if not isinstance(each, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
-        return found
+def _by_bounds(left: Narrowed, stored: str, condition: Filter) -> Narrowed:
+    if not isinstance(condition, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
+        return left
 
-    value = each.value
+    value = condition.value
     if stored == "queue_offset" and type(value) is int:
         first, end = value, value + 1
         name_first, name_end = "first", "end"
@@ -105,12 +105,12 @@ def _by_bounds(found: Narrowed, stored: str, each: Filter) -> Narrowed:
         first, end = ms - CLOCK_MARGIN_MS, ms + 1 + CLOCK_MARGIN_MS
         name_first, name_end = "first_ms", "end_ms"
     else:
-        return found
+        return left
 
     # EqualTo is a bound on both sides.
-    if not isinstance(each, LessThan | LessThanOrEqual):
-        found = replace(found, **{name_first: max(getattr(found, name_first), first)})
-    if not isinstance(each, GreaterThan | GreaterThanOrEqual):
-        found = replace(found, **{name_end: min(getattr(found, name_end), end)})
+    if not isinstance(condition, LessThan | LessThanOrEqual):
+        left = replace(left, **{name_first: max(getattr(left, name_first), first)})
+    if not isinstance(condition, GreaterThan | GreaterThanOrEqual):
+        left = replace(left, **{name_end: min(getattr(left, name_end), end)})
 
-    return found
+    return left

@@ -79,22 +79,22 @@ class BatchReader(DataSourceReader):
         keys = self.options.keys
         if keys is None or not ranges:
             return ranges
-        return only(ranges, follower.store.find(sorted({each.topic for each in ranges}), keys))
+        return only(ranges, follower.store.find(sorted({range_.topic for range_ in ranges}), keys))
 
     def _narrowed(self, follower: Follower, ranges: list[Range]) -> list[Range]:
         """What Spark's filters leave of some ranges."""
         wanted = self.narrowed
-        ranges = [each for each in ranges if wanted.covers(each.topic, each.queue_id)]
-        queues = [(each.topic, each.queue_id) for each in ranges]
+        ranges = [range_ for range_ in ranges if wanted.covers(range_.topic, range_.queue_id)]
+        queues = [(range_.topic, range_.queue_id) for range_ in ranges]
         firsts = follower.at_times(dict.fromkeys(queues, wanted.first_ms)) if wanted.first_ms >= 0 else {}
         ends = follower.at_times(dict.fromkeys(queues, wanted.end_ms)) if wanted.end_ms < MOST else {}
 
         left = []
-        for queue, each in zip(queues, ranges, strict=True):
-            start = max(each.start, wanted.first, firsts.get(queue, 0))
-            end = min(each.end, wanted.end, ends.get(queue, each.end))
+        for queue, range_ in zip(queues, ranges, strict=True):
+            start = max(range_.start, wanted.first, firsts.get(queue, 0))
+            end = min(range_.end, wanted.end, ends.get(queue, range_.end))
             if start < end:
-                left.append(replace(each, start=start, end=end))
+                left.append(replace(range_, start=start, end=end))
         return left
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -111,8 +111,10 @@ class FilteringReader(BatchReader):
         self.narrowed = narrowed(filters, as_stored)
         tags = self.narrowed.tags
         if tags is not None:
-            given = self.options.tags
-            self.options = replace(self.options, tags=tuple(sorted(tags if given is None else tags & {*given})))
+            option_tags = self.options.tags
+            self.options = replace(
+                self.options, tags=tuple(sorted(tags if option_tags is None else tags & {*option_tags}))
+            )
         return filters
 
 
@@ -319,10 +321,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._idle = (start, current, math.inf) if follower.checked else None
             return start
 
-        found = follower.next_offset(replace(begin, until=until), firsts, reached)
+        next_offset = follower.next_offset(replace(begin, until=until), firsts, reached)
         if begin.initial:  # nothing else says where this micro-batch begins
-            found = replace(found, begin=replace(begin, initial=False, until=None))
-        return found.to_json()
+            next_offset = replace(next_offset, begin=replace(begin, initial=False, until=None))
+        return next_offset.to_json()
 
     def _ends(self, current: Queues) -> Queues:
         """Where the query ends, or else the store. A queue that was created again ends at its current end."""
@@ -357,7 +359,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if most is None:
             return reached
         ranges = [Range(*queue, starts.get(queue, 0), end) for queue, end in reached.items()]
-        ranges = [each for each in ranges if each.count > 0]
+        ranges = [range_ for range_ in ranges if range_.count > 0]
         if not ranges:
             return reached
         means = dict(zip(((r.topic, r.queue_id) for r in ranges), store.mean_sizes(ranges), strict=True))

@@ -48,7 +48,7 @@ def read_ranges(
     try:
         if projection.names_broker:
             projection = projection.of_broker(partition.broker_name)
-        ranges = [Range(*each) for each in partition.ranges]
+        ranges = [Range(*values) for values in partition.ranges]
         decoder = decoder_of(options, projection)
         planned = PlannedRead(partition.store_id, partition.physical_offset, partition.last)
         yield from _read_ranges(store, ranges, planned, decoder, fail_on_data_loss=options.fail_on_data_loss)
@@ -81,8 +81,8 @@ def _read_ranges(
                 decoded = decoder.decoded(part)
                 left[-1] = replace(left[-1], start=part.end)
                 del part  # so that the next part can use its memory
-                for found in decoded:
-                    yield from decoder.rows(found)
+                for messages in decoded:
+                    yield from decoder.rows(messages)
             return
         except OffsetOutOfRangeError as error:
             _drop_before(left, (error.topic, error.queue_id), error.queue_offset)

@@ -27,18 +27,20 @@ def place_now(store: StoreReader, start: StreamOffset) -> tuple[Queues, list[str
     are those of `start`. In a log that was cut, restored or made again, they begin at the first message that is newer
     than what was read.
     """
-    found = store.ends(sorted({topic for topic, _ in start.queues}))
+    topic_ends = store.ends(sorted({topic for topic, _ in start.queues}))
     faults: dict[Queue | None, str] = {}
 
     last = start.last
     if last is not None and not is_there(store, last):
         faults[None] = f"the record at physical offset {last.position} is not the one that this query has read"
 
-    places = store.places({queue: min(offset, found.queues.get(queue, 0)) for queue, offset in start.queues.items()})
+    places = store.places(
+        {queue: min(offset, topic_ends.queues.get(queue, 0)) for queue, offset in start.queues.items()}
+    )
     for queue, offset in start.queues.items():
-        name, end = f"{queue[0]}/{queue[1]}", found.queues.get(queue, 0)
+        name, end = f"{queue[0]}/{queue[1]}", topic_ends.queues.get(queue, 0)
         behind = ends_behind(places.get(queue), start.physical_offset)
-        if offset > end and (found.recovered or behind):
+        if offset > end and (topic_ends.recovered or behind):
             faults[queue] = f"{name} ends at {end}, but this query has read up to {offset}"
         elif behind:
             faults[queue] = f"{name} was created again: message {offset - 1} is not the one that this query has read"
@@ -48,8 +50,8 @@ def place_now(store: StoreReader, start: StreamOffset) -> tuple[Queues, list[str
 
     # Where the log itself is another one, the place in none of the queues holds.
     wrong = [queue for queue in (start.queues if None in faults else faults) if queue is not None]
-    there = dict.fromkeys((queue for queue in wrong if queue in found.queues), time_ms)
-    firsts = store.seek(there, physical_offset=start.physical_offset) if there else {}
+    times_ms = dict.fromkeys((queue for queue in wrong if queue in topic_ends.queues), time_ms)
+    firsts = store.seek(times_ms, physical_offset=start.physical_offset) if times_ms else {}
     queues.update({queue: min(firsts.get(queue, 0), queues[queue]) for queue in wrong})
 
     return queues, list(faults.values())

@@ -50,7 +50,8 @@ def _headers(properties: pa.Array) -> pa.Array:
 
 
 COLUMNS: tuple[Column, ...] = tuple(
-    Column(each.name, each.type, each.stored, each.core, each.may_be_null, each.made) for each in FRAME_COLUMNS
+    Column(column.name, column.type, column.stored, column.core, column.may_be_null, column.made)
+    for column in FRAME_COLUMNS
 )
 KAFKA_COLUMNS: tuple[Column, ...] = (
     Column("key", pa.binary(), "keys", may_be_null=True, made=_first_keys),
@@ -89,23 +90,23 @@ class Projection(FrameProjection):
             The source does not have a column, or has it with another type.
         """
         columns = []
-        for asked in schema.fields:
-            column = _BY_NAME[row_format].get(asked.name)
+        for field in schema.fields:
+            column = _BY_NAME[row_format].get(field.name)
             if column is None:
                 raise ConfigError(
-                    f"schema: column {asked.name}: no such column; allowed are {', '.join(_BY_NAME[row_format])}",
+                    f"schema: column {field.name}: no such column; allowed are {', '.join(_BY_NAME[row_format])}",
                     key="schema",
                 )
 
-            if not _same(column.spark_type, asked.dataType):
+            if not _same(column.spark_type, field.dataType):
                 raise ConfigError(
-                    f"schema: column {asked.name}: found type {asked.dataType.simpleString()}; allowed is "
+                    f"schema: column {field.name}: found type {field.dataType.simpleString()}; allowed is "
                     f"{column.spark_type.simpleString()}",
                     key="schema",
                 )
-            if column.may_be_null and not asked.nullable:
+            if column.may_be_null and not field.nullable:
                 raise ConfigError(
-                    f"schema: column {asked.name}: found NOT NULL; allowed is nullable, because not every message has "
+                    f"schema: column {field.name}: found NOT NULL; allowed is nullable, because not every message has "
                     "a value",
                     key="schema",
                 )
@@ -114,6 +115,6 @@ class Projection(FrameProjection):
         return cls(tuple(columns), to_arrow_schema(schema, timezone="UTC"))
 
 
-def _same(ours: DataType, asked: DataType) -> bool:
+def _same(ours: DataType, wanted: DataType) -> bool:
     """The same type, regardless of what it says about nulls inside it."""
-    return ours.simpleString() == asked.simpleString()
+    return ours.simpleString() == wanted.simpleString()

@@ -88,10 +88,10 @@ class ViewReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType, stores: Stores) -> None:
         self.options, self.stores = options, stores
 
-        known = {field.name: field.dataType.simpleString() for field in VIEWS[options.contents].fields}
+        types = {field.name: field.dataType.simpleString() for field in VIEWS[options.contents].fields}
         for field in schema.fields:
-            if known.get(field.name) != field.dataType.simpleString():
-                columns = ", ".join(f"{name} {kind}" for name, kind in known.items())
+            if types.get(field.name) != field.dataType.simpleString():
+                columns = ", ".join(f"{name} {kind}" for name, kind in types.items())
                 raise ConfigError(
                     f"schema: column {field.name}: no such column of type {field.dataType.simpleString()}; the view "
                     f"{options.contents} has {columns}",
