@@ -235,8 +235,8 @@ class _Backup:
 
     def _generation(self, topic: str, queue_id: int) -> int:
         """The point with which the files of a queue begin: a new one if the queue was made again since the last."""
-        known = self._known
-        before = None if known is None else known.queues.get(topic, {}).get(str(queue_id))
+        last_point = self._known
+        before = None if last_point is None else last_point.queues.get(topic, {}).get(str(queue_id))
         if before is None:
             # An earlier point may have had a queue with this name, and the last one none.
             folder = f"consumequeue/{topic}/{queue_id}"

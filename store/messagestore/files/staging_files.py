@@ -275,12 +275,12 @@ def sizes_of(folder: str, client: str, disk: Disk) -> dict[str, int]:
 
     The keys are names without their ending, which stay when a file is finished.
     """
-    found, tag = {}, _digits(client)
+    sizes, tag = {}, _digits(client)
     for name in disk.names(folder):
         match = _NAME.fullmatch(name)
         if match is not None and match[5] == tag:
-            found[stem_of(name)] = _size_of(disk, os.path.join(folder, name))
-    return found
+            sizes[stem_of(name)] = _size_of(disk, os.path.join(folder, name))
+    return sizes
 
 
 def stem_of(path: str) -> str:

@@ -471,6 +471,7 @@ def _context(settings: RemoteSettings) -> ssl.SSLContext:
     """
     paths = (settings.ca_file, settings.cert_file, settings.key_file)
     before = _contexts.get(paths)
+
     try:
         stamps = tuple(_stamp(path) for path in paths if path)
         if before is not None and before[0] == stamps:
@@ -487,6 +488,7 @@ def _context(settings: RemoteSettings) -> ssl.SSLContext:
             ) from None
         _log.warning("the certificates of before stay in use, because %s cannot be used: %s", paths, words)
         return before[1]
+
     _contexts[paths] = stamps, made
     return made
 
@@ -518,6 +520,7 @@ def _token(path: str) -> str:
             key="tokenFile",
             value=path,
         ) from None
+
     token = content.decode("latin-1")
     if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(

@@ -27,6 +27,7 @@ def to_json(error: BaseException, request_id: str = "") -> dict[str, Any]:
     notes = [str(note) for note in getattr(error, "__notes__", [])]
     if notes:
         error_json["notes"] = notes
+
     if isinstance(error, StoreError) and CLASSES.get(type(error).__name__) is type(error):
         fields = {name: value for name, value in vars(error).items() if not name.startswith("_") and _is_plain(value)}
         return error_json | {
@@ -35,6 +36,7 @@ def to_json(error: BaseException, request_id: str = "") -> dict[str, Any]:
             "errno": _errno(error),
             "fields": fields,
         }
+
     if isinstance(error, OSError):
         fields = {"filename": error.filename if isinstance(error.filename, str) else None}
         return error_json | {
@@ -43,6 +45,7 @@ def to_json(error: BaseException, request_id: str = "") -> dict[str, Any]:
             "errno": _errno(error),
             "fields": fields,
         }
+
     hidden = f"the server failed with {type(error).__name__}; its log has more under this request"
     return error_json | {
         "class": StoreUnavailableError.__name__,

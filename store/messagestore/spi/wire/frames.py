@@ -69,13 +69,16 @@ def read(take: Callable[[memoryview], None], head_limit: int, limit: int, room: 
     (size,) = _SIZE.unpack(start)
     if not 2 <= size <= head_limit:
         raise ProtocolError(f"frame: found a head of {size:,} bytes; allowed are 2 to {head_limit:,}")
+
     text = bytearray(size)
     take(memoryview(text))
     head, sizes = parsed_head(text)
+
     total = sum(sizes.values())
     if size + total > limit:
         raise ProtocolError(f"frame: found {size + total:,} bytes; allowed are {limit:,}")
     room(total)
+
     buffers = {}
     for name, count in sizes.items():
         buffers[name] = np.empty(count, np.uint8)
@@ -98,6 +101,7 @@ def parsed_head(text: bytes | bytearray) -> tuple[dict[str, Any], dict[str, int]
         raise ProtocolError(f"frame: the head is not JSON that is read: {error}") from error
     if not isinstance(head, dict):
         raise ProtocolError("frame: found a head that is not a JSON object")
+
     named = head.pop("buffers", [])
     sizes = {}
     try:
@@ -107,6 +111,7 @@ def parsed_head(text: bytes | bytearray) -> tuple[dict[str, Any], dict[str, int]
             sizes[name] = count
     except (TypeError, ValueError) as error:
         raise ProtocolError("frame: `buffers` must be a list of names with sizes") from error
+
     if len(sizes) != len(named) or len(sizes) > _MOST_BUFFERS:
         raise ProtocolError(f"frame: found {len(named)} buffers; allowed are {_MOST_BUFFERS} with different names")
     return head, sizes

@@ -34,6 +34,7 @@ def pack_gathered(part: Gathered) -> list[memoryview]:
         "end": part.end,
         "path": part.path,
     }
+
     buffers: list[tuple[str, Any]] = [("sizes", part.sizes.astype("<i4", copy=False))]
     if len(part.sizes) != part.end - part.start:
         buffers.append(("queue_offsets", part.queue_offsets.astype("<i8", copy=False)))
@@ -42,10 +43,12 @@ def pack_gathered(part: Gathered) -> list[memoryview]:
         head["first"] = int(places[0])
     else:
         buffers.append(("physical_offsets", places.astype("<i8", copy=False)))
+
     if len(places) and not _back_to_back(part.positions, part.sizes):
         buffers.append(("positions", part.positions.astype("<i8", copy=False)))
     if part.renumbered is not None:
         buffers.append(("renumbered", part.renumbered.view(np.uint8)))
+
     first = int(part.positions[0]) if len(part.positions) else 0
     data = part.data if any(name == "positions" for name, _ in buffers) else part.data[first:]
     buffers.append(("data", data))
@@ -196,6 +199,7 @@ def _check_arrays(arrays: dict[str, NDArray[Any]], starts: NDArray[np.int64], to
     )
     if lengths != (rows, rows, runs, runs):
         raise ProtocolError("stage: the buffers of a frame do not fit each other")
+
     counts, key_counts = arrays["run_counts"].astype(np.int64), arrays["key_counts"].astype(np.int64)
     if (runs and int(counts.min()) < 1) or int(counts.sum()) != rows:
         raise ProtocolError("stage: the runs of a frame do not cover its rows")
