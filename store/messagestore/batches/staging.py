@@ -472,7 +472,7 @@ def _rows_of(row: pa.RecordBatch) -> Rows:
     """The rows of a chunk, without their data."""
     columns = dict(zip(row.schema.names, row.columns, strict=True))
     scalars: dict[str, Any] = {name: columns[name][0].as_py() for name in _SCALARS}
-    # the only list of a column has all its items: asking for them by their row takes three times as long
+    # A column has one list, so its values are those of the list. Asking for them by row takes three times as long.
     arrays: dict[str, Any] = {name: numpy_of(columns[name].values) for name in _LISTS}
 
     real_queues = tuple(zip(scalars.pop("real_topics"), arrays.pop("real_queue_ids").tolist(), strict=True))

@@ -307,7 +307,8 @@ class Delivery:
 
     def _due(self, progress: dict[int, int], max_rows: int) -> tuple[list[_Due], int | None]:
         """The messages that are due, at most so many, and when the next one is."""
-        now_ms = self._writer.clock_ms()  # which gave the due times, and may stand still after the clock was set back
+        # The due times are the store's, whose clock may stand still after the machine's was set back.
+        now_ms = self._writer.clock_ms()
         clock_ms = min(self._writer.files.disk.time_ns() // 1_000_000, now_ms)
 
         all_due: list[_Due] = []

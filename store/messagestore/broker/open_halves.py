@@ -84,7 +84,7 @@ class OpenHalves:
         table.load()
         self.saved = (self._in_file(table, HALF_TOPIC), self._in_file(table, OP_TOPIC))
         self._half_end, self._op_begin = self.saved
-        if self.saved[0] > half_end or self.saved[1] > op_end:  # it is of another log, and what it counts may be open
+        if self.saved[0] > half_end or self.saved[1] > op_end:  # another log's: what it counts may be open
             self._half_end = self._op_begin = 0
         self._half_end = max(self.view.min_offset(HALF_TOPIC, QUEUE_ID), self._half_end)
         self._op_begin = self._op_end = max(self.view.min_offset(OP_TOPIC, QUEUE_ID), self._op_begin)
@@ -123,7 +123,8 @@ class OpenHalves:
     def _take_half(self, half: OpenHalf, ended: dict[int, int]) -> None:
         first = half.first_queue_offset
         for earlier in self.of_transaction(half.transaction_id) if half.check_times and half.transaction_id else ():
-            if earlier.check_times < half.check_times:  # this one is that one, put back by a broker that was killed
+            # A broker puts a half message back before it ends the earlier one; it was killed in between.
+            if earlier.check_times < half.check_times:
                 self._end(earlier.queue_offset)
         if half.queue_offset in ended:
             return

@@ -23,7 +23,7 @@ from messagestore.writer.service_thread import ServiceThread, held_lock
 from messagestore.writer.states import Health, Turn
 
 _DISPATCH_DELAY_S = 0.001
-_BUSY_DELAY_S = 0.02  # a dispatch of many costs hardly more than one of a single put: fewer and larger ones under load
+_BUSY_DELAY_S = 0.02  # under load, fewer and larger dispatches: many puts cost hardly more than one
 _BUSY_COUNT = 32
 _PAGE_SIZE = 4096
 

@@ -308,7 +308,7 @@ class LogWriter(Standing):
                     self.numbers.known[topic, queue_id] = queue_offset + 1
 
                 end = (physical_offset + size, physical_offset, size, now)
-                self.end = tuple.__new__(LogEnd, end)  # at half of what the call of the class costs
+                self.end = tuple.__new__(LogEnd, end)  # takes half as long as a call of the class
                 self.count(topic, 1, size)
         except BaseException as error:
             outcome = repr(error)
