@@ -22,7 +22,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def in_sparks_process() -> bool:
-    """Whether Spark started this process, which ends with the first error. A user's own program is none of these."""
+    """Whether Spark started this process. Such a process ends with its first error, unlike a user's own program."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.")
 

@@ -429,7 +429,7 @@ def stream_offset(fields: dict[str, Any] | None) -> StreamOffset | None:
 
 
 def left_out(path: str, name: str, batch_id: int) -> bool:
-    """Whether a file is left out of a copy that is rewound so that a batch runs again.
+    """Whether a rewound copy leaves out a file, so that a batch runs again.
 
     Parameters
     ----------

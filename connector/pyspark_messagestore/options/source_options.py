@@ -49,7 +49,7 @@ def _group(text: str) -> str:
 _GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
 
 MESSAGES = "messages"
-"""The view that most reads have."""
+"""The value of option view with which a query reads messages; the others show what the store contains besides them."""
 
 
 def _tags(text: str) -> tuple[str, ...] | None:

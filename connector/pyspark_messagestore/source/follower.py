@@ -1,4 +1,4 @@
-"""The store as the driver sees it: how far the queues reach that a query reads, and whether a start is still valid."""
+"""The store as the driver sees it: how far the queues of a query reach, and whether its start is still valid."""
 
 from __future__ import annotations
 

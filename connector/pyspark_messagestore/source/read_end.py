@@ -1,4 +1,4 @@
-"""Where a read ends that does not go on for ever.
+"""Where a read ends, if the options give it an end.
 
 A stream fixes its end when it begins and keeps that in its offsets (`Until`), so a restarted query ends at the same
 place. An end that is a time is looked up as the queues grow: the end of a queue is its first message that was stored at

@@ -172,7 +172,7 @@ class Target:
         return self._read(f"{number:06d}")
 
     def unfinished(self) -> Point | None:
-        """What a backup has left that was killed; None: nothing."""
+        """What a killed backup has left; None: nothing."""
         try:
             return self._read(UNFINISHED)
         except FileNotFoundError:

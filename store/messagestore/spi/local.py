@@ -424,7 +424,7 @@ class _Followed:
 
 
 def planned_elsewhere(path: Location | str, store_id: str, other: str) -> NotAStoreError:
-    """The error for a read that was planned in another store than the one that is found here."""
+    """The error for a read that was planned in a store other than the one at this path."""
     return NotAStoreError(
         f"{path}: host {socket.gethostname()} found {other} there, but the driver planned to read store "
         f"{store_id or 'without an id'}. Let executors and driver see the same disk",

@@ -45,7 +45,7 @@ from messagestore.spi.location import Location, RemoteSettings
 from messagestore.spi.wire import frames, parts, values
 
 LOOK_S = 0.05
-"""For how long the ends that were found are taken for the newest."""
+"""For how long an answer about the ends counts as the newest."""
 KEPT_SIZE = 64 * 1024 * 1024
 """So many bytes of a file that is being staged are kept here, to be sent again if the server is restarted."""
 _FIRST_SIZE = 4 * 1024 * 1024
