@@ -226,6 +226,7 @@ class _Backup:
             generation = self._generation(topic, queue_id)
             end, size = self._snapshot.queues[topic, queue_id][1], self._snapshot.queue_file_size(topic, queue_id)
             queues[topic, queue_id] = generation, end, size
+
             for start, path, length in files:
                 name = _moved(path, generation)
                 done, crc = self._files.get(name, (0, 0))

@@ -104,6 +104,7 @@ class Point:
             raise CorruptionError(
                 path, 0, "a point of a backup", "bytes that do not agree with their CRC-32", hint="Use another point."
             )
+
         fields = json.loads(text)
         version = fields.pop("formatVersion")
         if version != FORMAT_VERSION:
@@ -112,6 +113,7 @@ class Point:
                 f"wrote it",
                 path=path,
             )
+
         fields["files"] = {name: (size, crc) for name, (size, crc) in fields["files"].items()}
         return cls(**fields)
 

@@ -889,10 +889,12 @@ def _start(start: object) -> str | int:
         if start.tzinfo is None:
             raise arguments.refused("start", start, allowed)
         return math.ceil(start.timestamp() * 1000)
+
     if isinstance(start, str):
         if start not in (EARLIEST, LATEST, COMMITTED):
             raise arguments.refused("start", start, allowed)
         return start
+
     try:
         return arguments.whole_number("start", start, 0)
     except ConfigError:

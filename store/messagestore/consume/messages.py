@@ -72,10 +72,12 @@ class Block:
         _, starts, data = body.buffers()
         ends = memoryview(starts).cast("i")[body.offset : body.offset + len(body) + 1].tolist()
         text = data.to_pybytes() if data is not None else b""
+
         if len(self.rows) == len(body):
             bodies = [text[start:end] for start, end in pairwise(ends)]
         else:
             bodies = [text[ends[row] : ends[row + 1]] for row in self.rows]
+
         flags = batch["sys_flag"].to_numpy()
         if (flags & SYS_FLAG_COMPRESSED).any():
             bodies = [self._plain(body, int(flags[row]), row) for body, row in zip(bodies, self.rows, strict=True)]
