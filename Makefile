@@ -7,6 +7,7 @@
 #   make test-deep   the slow ones: the same stories, longer and at random
 #   make crash       every fault injected and counted, in 8 minutes   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
+#                    (and 10,000 faults between Spark and a store on another host, however long they take)
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
 #   make interop-deep  random stores and histories, as many as it is told, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
 #   make lint        ruff and the import tower

@@ -8,8 +8,9 @@ fault happens before one of these bytes, and Spark starts its query again on its
     kill       the server is killed with SIGKILL, and started again
     stop       the server gets SIGSTOP, and goes on after its clients have given it up
     drain      the server gets SIGTERM while it works, and is started again
+    new token, new certificate, expired certificate, wrong token      what `crash.rotations` does to the secrets
 
-At the end of each case, a reader on the store's host finds each row once, and in order.
+Everything is encrypted, and each request has a token. At the end of each case, a reader on the store's host finds each row once, and in order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +32,11 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import ports
 
-from crash import proxy
+from crash import proxy, rotations
 from crash.counts import Counts, again
 from crash.judge import Verdict
 from crash.proxy import Fault, Proxy
+from crash.rotations import Secrets
 from messagestore import Message, MessageStore, StoreConfig
 from messagestore.inspect.verify import verify
 from messagestore.spi import connections
@@ -44,10 +45,11 @@ from spark_faults.fake_spark import Checkpoint, Driver, QueryFailedError
 from spark_faults.ledger import visible
 from spark_faults.processes import Process, connect
 
-QUICK_CASES = 500
+QUICK_CASES, DEEP_CASES = 500, 10_000
 ROWS, QUEUES, BATCH_ROWS = 120, 3, 60
 _SERVERS = {"kill": 5, "stop": 4, "drain": 3}
-_WEIGHTS = {**dict.fromkeys(proxy.KINDS, 8), **_SERVERS}
+_SECRETS = rotations.UNNOTICED | rotations.REFUSED
+_WEIGHTS = {**dict.fromkeys(proxy.KINDS, 8), **_SERVERS, **_SECRETS}
 """The faults, by how often they are drawn."""
 _ANSWER_TIMEOUT_S = 1.0
 """How long the client waits here for a silent server; a user's waits for a minute."""
@@ -69,20 +71,21 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.root, self.log = folder / "store", folder / "serve.log"
         self.port = ports.reserve()
+        (folder / "secrets").mkdir()
+        self.secrets = Secrets(folder / "secrets", self.port)
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the server, and wait until it is ready."""
         command = [sys.executable, "-m", "pyspark_messagestore.command", "serve", str(self.root)]
-        command += ["--listen", f"127.0.0.1:{self.port}", "--drain", "5s"]
+        command += ["--listen", f"127.0.0.1:{self.port}", "--drain", "5s", *self.secrets.arguments]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
         until_s = time.monotonic() + _START_S
         while True:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=1).close()
+            if rotations.ready(self.port):
                 return
             ended = self._process.poll()
             if ended is not None or time.monotonic() > until_s:
@@ -103,7 +106,7 @@ class Host:
             self._process.send_signal(signal.SIGSTOP)
             self._later(self._go_on)
         else:
-            raise ValueError(kind)
+            self.secrets.act(kind)
 
     def _later(self, call: object) -> None:
         thread = threading.Thread(target=call, name="the store's host")  # type: ignore[arg-type]
@@ -150,25 +153,26 @@ class Afar:
     def running(self) -> Iterator[None]:
         """The server and the proxy, until the block ends."""
         self.host.start()
-        with Proxy(("127.0.0.1", self.host.port), self.host.act) as self.proxy:
+        with Proxy(("127.0.0.1", self.host.port), self._act) as self.proxy:
             yield
         code = self.host.end()
         assert code == 0, f"the server ended with {code}"
 
+    def _act(self, kind: str) -> None:
+        self.host.act(kind)
+        if kind in _SECRETS:
+            self.proxy.cut()  # what was opened before keeps its certificate
+
     def case(self, number: int, fault: Fault | None, *, named: bool) -> Verdict:
         """Run the query of a case to its end, however often it fails; return what is wrong with its topic."""
         topic, verdict = f"out-{number}", Verdict()
-        path = f"http://127.0.0.1:{self.proxy.port}"
-        source = {
-            "path": path,
+        store = {"path": f"https://127.0.0.1:{self.proxy.port}", **self.host.secrets.options}
+        source = store | {
             "subscribe": "in",
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": str(BATCH_ROWS),
         }
-        sink = {
-            "path": path,
-            "topic": topic,
-        } | ({"txnAppId": f"app-{number}"} if named else {})
+        sink = store | {"topic": topic} | ({"txnAppId": f"app-{number}"} if named else {})
         checkpoint = Checkpoint(f"{number:016x}")
 
         failure: BaseException | None = None
@@ -181,6 +185,9 @@ class Afar:
             except QueryFailedError as error:
                 failure = error.__cause__
                 self.tally[f"query failed with {type(failure).__name__}"] += 1
+                if fault is not None and fault.kind in rotations.UNNOTICED:
+                    verdict.misread.append(f"the query failed because of a {fault.kind}: {failure!r}")
+                self.host.secrets.heal()
             finally:
                 driver.die()
         else:
@@ -189,6 +196,7 @@ class Afar:
         self.passed = self.proxy.passed
         self.proxy.plan(None)
         self.host.settle()
+        self.host.secrets.heal()
 
         _judge(visible(str(self.host.root), topic), f"{number}/", verdict)
         return verdict
@@ -218,7 +226,7 @@ def _judge(queues: dict[int, list[bytes]], label: str, verdict: Verdict) -> None
             last[origin] = int(number)
 
 
-def _fault(passed: dict[str, list[int]], rng: random.Random) -> Fault:
+def chosen(passed: dict[str, list[int]], rng: random.Random) -> Fault:
     """A fault before, inside or at the end of a message of a run without one."""
     kinds, weights = zip(*_WEIGHTS.items(), strict=True)
     direction = rng.choice((proxy.UP, proxy.DOWN))
@@ -228,8 +236,8 @@ def _fault(passed: dict[str, list[int]], rng: random.Random) -> Fault:
     return Fault(rng.choices(kinds, weights)[0], direction, at)
 
 
-def run(seconds: float, seed: int, quick: bool, *, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run cases: `QUICK_CASES` of them, or as many as the time allows.
+def run(_seconds: float, seed: int, quick: bool, *, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """Run a share of `QUICK_CASES` or `DEEP_CASES`: faults are counted here, and not seconds.
 
     Parameters
     ----------
@@ -237,7 +245,6 @@ def run(seconds: float, seed: int, quick: bool, *, part: tuple[int, int] = (0, 1
         A number: one case alone.
     """
     counts = Counts()
-    end_s = time.monotonic() + seconds
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="messagestore-afar-", dir=memory))
     try:
@@ -245,31 +252,35 @@ def run(seconds: float, seed: int, quick: bool, *, part: tuple[int, int] = (0, 1
         with pytest.MonkeyPatch.context() as patch:
             connect(patch)
             patch.setattr(connections, "ANSWER_TIMEOUT_S", _ANSWER_TIMEOUT_S)
-            _cases(afar, counts, range(part[0], QUICK_CASES, part[1]), end_s, quick, seed, case)
+            _cases(afar, counts, range(part[0], QUICK_CASES if quick else DEEP_CASES, part[1]), seed, case)
     finally:
         shutil.rmtree(folder)
     return counts
 
 
-def _cases(afar: Afar, counts: Counts, numbers: range, end_s: float, quick: bool, seed: int, case: str) -> None:
+def _cases(afar: Afar, counts: Counts, numbers: range, seed: int, case: str) -> None:
     with afar.running():
         counts.take("runs without a fault", afar.case(1_000_000, None, named=True), "no fault", again("afar", seed, ""))
         passed = afar.passed
 
-        number = numbers.start
-        while number < numbers.stop if quick else time.monotonic() < end_s:
-            fault = _fault(passed, random.Random(f"{seed} {number}"))
-            if case in ("", str(number)):
-                verdict = afar.case(number, fault, named=number % 3 > 0)
-                counts.take(
-                    f"server: {fault.kind}" if fault.kind in _SERVERS else f"connection: {fault.kind}",
-                    verdict,
-                    f"{number}: {fault}",
-                    again("afar", seed, str(number)),
-                )
-            number += numbers.step
+        for number in numbers:
+            if case not in ("", str(number)):
+                continue
+            fault = chosen(passed, random.Random(f"{seed} {number}"))
+            counts.take(
+                _class_of(fault.kind),
+                afar.case(number, fault, named=number % 3 > 0),
+                f"{number}: {fault}",
+                again("afar", seed, str(number)),
+            )
 
     report = verify(afar.host.root)
     if not report.ok:
         counts.fail(f"verify: {report.findings[:3]}", again("afar", seed, ""))
     counts.cases.update(afar.tally)
+
+
+def _class_of(kind: str) -> str:
+    if kind in _SERVERS:
+        return f"server: {kind}"
+    return f"secrets: {kind}" if kind in _SECRETS else f"connection: {kind}"

@@ -100,6 +100,11 @@ class Proxy:
             self._counts = {UP: 0, DOWN: 0}
             self.passed = {UP: [], DOWN: []}
 
+    def cut(self) -> None:
+        """Reset all connections; `act` may call this."""
+        for pair in self._pairs:
+            self._end(pair, abruptly=True)
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.peers import ports
 
+from messagestore import Message, MessageStore
+from messagestore.serve import rereading
 from messagestore.serve.access import Tokens
 from messagestore.serve.certificates import Certificates
 from messagestore.serve.hosted import Hosted
+from messagestore.serve.lifecycle import ServedStore
 from messagestore.serve.limits import Limits
 from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from pyspark_messagestore import MessageStoreSink
 from small import SMALL, filled
+from spark_faults.ledger import visible
 from tls_files import certificate, replace, token_line
 
 
@@ -111,3 +117,82 @@ def test_a_stream_over_https_with_a_token(spark: Any, tmp_path: Path) -> None:
             spark.read.format("messagestore").option("subscribe", "t").option("caFile", cert).load(server.url).count()
     finally:
         server.stop()
+
+
+def test_a_server_and_all_secrets_are_replaced_under_a_running_query(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drained and started again, a new token, a new certificate, and all of it again: the query never fails."""
+    monkeypatch.setattr(rereading, "LOOK_S", 0.0)
+    root = str(filled(tmp_path / "store", 20))
+    certs = [certificate(tmp_path, f"server-{number}") for number in range(3)]
+    trusted, tokens, token = tmp_path / "ca.pem", tmp_path / "tokens", tmp_path / "token"
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def trust(*numbers: int) -> None:
+        replace(trusted, *(Path(certs[number][0]).read_text() for number in numbers))
+
+    def show(number: int) -> None:
+        replace(key, Path(certs[number][1]).read_text())
+        replace(cert, Path(certs[number][0]).read_text())
+
+    def accept(*numbers: int) -> None:
+        replace(tokens, *(token_line("spark", "write", f"token-{number}") for number in numbers))
+
+    port = ports.reserve()  # the retries of a client to a port that is free for all could get that very port
+
+    def start() -> ServedStore:
+        served = ServedStore(
+            root, SMALL, port=port, cert_file=str(cert), key_file=str(key), token_file=str(tokens), limits=Limits()
+        )
+        served.start()
+        return served
+
+    trust(0), show(0), accept(0), replace(token, "token-0")
+    served = start()
+    given = {"tokenFile": str(token), "caFile": str(trusted), "retryTimeout": "120s"}
+    rows = spark.readStream.format("messagestore").option("subscribe", "t").option("startingOffsets", "earliest")
+    query = (
+        rows.options(**given)
+        .load(served.url)
+        .select("body")
+        .writeStream.format("messagestore")
+        .options(topic="copy", checkpointLocation=str(tmp_path / "checkpoint"), **given)
+        .trigger(processingTime="0 seconds")
+        .start(served.url)
+    )
+    sent, runs = 20, {query.runId}
+
+    def copied() -> bool:
+        assert query.exception() is None, query.exception()
+        return sum(map(len, visible(root, "copy").values())) == sent
+
+    try:
+        until(copied)
+        for number in range(1, 3):
+            accept(number - 1, number)
+            trust(number - 1, number)
+            replace(token, f"token-{number}")
+            show(number)
+            assert served.stop(60.0)
+            with MessageStore.open(root, SMALL) as store:  # what the query finds when the server is there again
+                for each in range(10):
+                    store.put_message(Message("t", f"{number}/{each}".encode(), queue_id=0))
+            sent += 10
+            served = start()
+            accept(number)
+            trust(number)
+            until(copied)
+        assert query.isActive and {query.runId} == runs
+    finally:
+        query.stop()
+        served.stop()
+    bodies = [sorted(body for queue in visible(root, topic).values() for body in queue) for topic in ("t", "copy")]
+    assert bodies[0] == bodies[1] and len(bodies[0]) == sent
+
+
+def until(fact: Callable[[], bool], timeout_s: float = 300.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
