@@ -411,9 +411,9 @@ class RemoteStaging:
             raise cause
         if not self._is_whole:
             raise StoreUnavailableError(
-                f"{self._link.url}: the connection broke ({error}) after {self._size:,} bytes of a staged file. More "
+                f"{self._link.url}: the stream broke off ({cause}) after {self._size:,} bytes of a staged file. More "
                 f"than {KEPT_SIZE:,} bytes are not sent again, so the task has to be run again"
-            ) from error
+            ) from cause
 
     def _show_life(self) -> None:
         """Send a frame now and then while the task has no rows, so that the server does not give it up."""

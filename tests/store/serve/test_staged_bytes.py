@@ -20,6 +20,7 @@ from messagestore.serve.limits import BusyError, Limits, StagedBytes
 from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, Write, encode, store_host_of
+from messagestore.spi import remote as clients
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores, RemoteWriter
 from messagestore.spi.wire import frames, parts
@@ -207,3 +208,19 @@ def test_a_write_whose_driver_is_no_process_makes_no_file(setting: Setting, driv
         staged(setting.writer(), -1)
     after = set(setting.folder.rglob("*")) - before
     assert {path.name for path in after} <= {"staging"}
+
+
+def test_a_large_file_that_is_over_the_limit_says_so(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not kept to be sent again, so the task fails; with the words of the server, not of a broken connection."""
+    monkeypatch.setattr(clients, "KEPT_SIZE", 1)
+    monkeypatch.setattr(clients, "_FIRST_SIZE", 1)
+    writer = setting.writer()
+    with writer.stage(Write("0", "k"), writer.prepare().store_id) as staging:
+
+        def write() -> None:
+            while True:
+                staging.write(rows())
+
+        with pytest.raises(StoreUnavailableError, match=r"client a has staged .*--staged.* has to be run again"):
+            write()
+    assert setting.files() == []
