@@ -89,10 +89,14 @@ class Peer:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop_listening(self) -> None:
+        """Take no more connections. Those that are open go on."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_listening()
         self._thread.join(10)
         for connection in self._open:
             with contextlib.suppress(OSError):

@@ -24,6 +24,7 @@ from pyspark_messagestore.options.table import check_names, sink_options, source
 from pyspark_messagestore.plain_errors import plain_errors
 from pyspark_messagestore.sink.columns import prepare
 from pyspark_messagestore.sink.writers import BatchWriter, Sink, StreamWriter
+from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader
 from pyspark_messagestore.source.readers import BatchReader, FilteringReader, RefusedStream, StreamReader
 from pyspark_messagestore.source.schema import Projection, core_schema
 from pyspark_messagestore.source.views import VIEWS, ViewReader
@@ -121,6 +122,8 @@ class MessageStoreDataSource(DataSource):
         options.check_batch()
         if options.contents != MESSAGES:
             return ViewReader(options, schema, self.stores)
+        if options.path.is_cluster and not options.path.broker:
+            return ClusterBatchReader(options, Projection.of(schema, options.row_format), self.stores)
         kind = FilteringReader if options.filter_pushdown else BatchReader
         return kind(options, Projection.of(schema, options.row_format), self.stores)
 
@@ -131,9 +134,11 @@ class MessageStoreDataSource(DataSource):
         except StoreError as error:
             return RefusedStream(error)
 
-    def _stream_reader(self, schema: StructType) -> StreamReader:
+    def _stream_reader(self, schema: StructType) -> StreamReader | ClusterStreamReader:
         options = source_options(self.options)
         options.check_stream()
+        if options.path.is_cluster and not options.path.broker:
+            return ClusterStreamReader(options, Projection.of(schema, options.row_format), self.stores)
         return StreamReader(options, Projection.of(schema, options.row_format), self.stores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -23,7 +23,7 @@ from pyspark_messagestore.options.positions import (
     Moment,
     Position,
 )
-from pyspark_messagestore.options.server_options import ServerOptions
+from pyspark_messagestore.options.server_options import BrokerOptions
 from pyspark_messagestore.options.subscription import ASSIGNED, PATTERN, TOPICS, Assigned, Subscription
 from pyspark_messagestore.options.values import (
     BOOLEAN,
@@ -74,14 +74,15 @@ _TAGS = Kind(_tags, "* for all messages, or tags with || between them, such as U
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions(ServerOptions):
+class SourceOptions(BrokerOptions):
     """The source's options, typed; durations in seconds. A line added here is an option more."""
 
     path: Location = option(
         "path",
         LOCATION,
         None,
-        "The store's root folder, or the URL of its server (`messagestore serve`).",
+        "The store's root folder, or the URL of its server (`messagestore serve`), or "
+        "`rocketmq://ns1:9876;ns2:9876` with the name servers of RocketMQ's brokers.",
         required=True,
         aliases=("storePathRootDir",),
     )
@@ -253,11 +254,19 @@ class SourceOptions(ServerOptions):
         None,
         "After each micro-batch, the query publishes how far it has read as this group's offsets in RocketMQ's "
         "`config/consumerOffset.json` (`messagestore groups` shows them). Give each query a group of its own. The "
-        "offsets are never used for recovery. If they cannot be published (a Java broker holds the store and keeps "
-        "the file itself; the folder is read-only; the disk is full), the query logs a warning, continues, and tries "
-        "again later.",
+        "offsets are never used for recovery. With rocketmq:// as path, the brokers are told, and pulls name the "
+        "group. If they cannot be published (a Java broker holds the store and keeps the file itself; the folder is "
+        "read-only; the disk is full), the query logs a warning, continues, and tries again later.",
         aliases=("group",),
         only=STREAMS,
+    )
+    read_from: str = option(
+        "readFrom",
+        choice("master", "slave"),
+        "master",
+        "With rocketmq:// as path: which of a broker's replicas is read. With `slave`, the master is read only if no "
+        "slave answers, and messages come when the slave has them. With `master`, a slave is read while the master "
+        "does not answer.",
     )
     tags: tuple[str, ...] | None = option(
         "tags",
@@ -336,7 +345,10 @@ class SourceOptions(ServerOptions):
     @property
     def location(self) -> Location:
         """Where the store is, with how its server is reached."""
-        return self.located(self.path)
+        located = self.located(self.path)
+        if located.is_cluster:
+            located = located.reached_by(read_from=self.read_from, group=self.consumer_group or "")
+        return located
 
     def config(self) -> StoreConfig:
         """The settings with which the store is read."""
@@ -373,6 +385,8 @@ class SourceOptions(ServerOptions):
         ConfigError
         """
         self.check_server(self.path)
+        self.check_brokers(self.path)
+        self._check_cluster()
         names = [
             name
             for name, value in (
@@ -428,6 +442,42 @@ class SourceOptions(ServerOptions):
                 "option startingOffsets: found committed without consumerGroup. Give the group whose offsets to begin "
                 "with",
                 key="startingOffsets",
+            )
+
+    def _check_cluster(self) -> None:
+        """Refuse what brokers cannot be asked for."""
+        path = self.path
+        if not path.is_cluster:
+            if self.read_from != "master":
+                raise ConfigError(
+                    f"option readFrom: found together with {path}; it is for rocketmq:// paths. Leave it out",
+                    key="readFrom",
+                    value=self.read_from,
+                )
+            return
+
+        of_files = (
+            ("view", None if self.contents == MESSAGES else self.contents),
+            ("keys", self.keys),
+            ("failOnUnproven", self.fail_on_unproven or None),
+            ("readUpTo", None if self.read_up_to == "visible" else self.read_up_to),
+        )
+        for name, value in of_files:
+            if value is not None:
+                raise ConfigError(
+                    f"option {name}: found together with {path}; it needs the files of a store. Leave it out",
+                    key=name,
+                    value=value,
+                )
+
+        by_queue = [name for name, value in (("assign", self.assign),) if value is not None]
+        positions = [asked for asked in (self.starting, self.ending) if asked is not None]
+        by_queue += [asked.option for asked in positions if isinstance(asked.wanted, dict)]
+        if by_queue and not path.broker:
+            raise ConfigError(
+                f"option {by_queue[0]}: found positions by queue together with {path}, whose brokers have queues with "
+                f"the same ids. Read one broker, as in {path}/broker-a, or give one position for all queues",
+                key=by_queue[0],
             )
 
     def _check_view(self, names: list[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pyspark.sql.datasource import InputPartition
 
-from messagestore.spi import LastRecord, Proven, Queue, Queues, Range, StoreReader, runs_of
+from messagestore.spi import LastRecord, Location, Proven, Queue, Queues, Range, StoreReader, runs_of
 from pyspark_messagestore.options.source_options import SourceOptions
 from pyspark_messagestore.options.values import MOST
 from pyspark_messagestore.source.limits import Sizes, SizesAhead, fitting
@@ -49,6 +49,8 @@ class RangesPartition(InputPartition):
         these ranges need it.
     broker_name : str
         The name of the store's broker, if a column needs it.
+    location : Location | None
+        The store that a task opens, if it is one of several.
     """
 
     store_id: str
@@ -57,6 +59,7 @@ class RangesPartition(InputPartition):
     last: LastRecord | None = None
     proven: Proven | None = None
     broker_name: str = ""
+    location: Location | None = None
 
     def __init__(
         self,

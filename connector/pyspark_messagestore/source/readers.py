@@ -148,7 +148,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         self._follower: Follower | None = None
         self._not_before_s = 0.0
-        self._target: Queues | None = None
+        self.target: Queues | None = None
+        """Where the query ends, if its trigger is availableNow."""
         self._idle: tuple[dict[str, Any], Queues, float] | None = None
         """The start and the ends at which there is nothing to do, and until when."""
 
@@ -260,9 +261,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Let the query end at what is visible now."""
         follower = self._opened()
         if follower is None:
-            self._target = {}
+            self.target = {}
             return
-        self._target = dict(follower.ends())
+        self.target = dict(follower.ends())
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """How far the store reaches, for Spark's progress."""
@@ -328,10 +329,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ends(self, current: Queues) -> Queues:
         """Where the query ends, or else the store. A queue that was created again ends at its current end."""
-        if self._target is None:
+        if self.target is None:
             return current
-        moved = self.follower.moved & self._target.keys()
-        return {**self._target, **{queue: min(self._target[queue], current.get(queue, 0)) for queue in moved}}
+        moved = self.follower.moved & self.target.keys()
+        return {**self.target, **{queue: min(self.target[queue], current.get(queue, 0)) for queue in moved}}
 
     def _is_idle(self, start: dict[str, Any], current: Queues) -> bool:
         """Whether nothing has changed since there was nothing to do."""
@@ -343,7 +344,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_delayed(self, start: dict[str, Any], starts: Queues, reached: Queues) -> bool:
         """Whether to wait for more messages."""
         least, is_first, self._has_looked = self.options.min_offsets_per_trigger, not self._has_looked, True
-        if least is None or self._target is not None or is_first:
+        if least is None or self.target is not None or is_first:
             return False
         count = sum(max(0, end - starts.get(queue, 0)) for queue, end in reached.items())
         if not 0 < count < least:

@@ -39,7 +39,7 @@ def read_ranges(
     if not isinstance(partition, RangesPartition) or not partition.ranges:
         return
 
-    path = options.location
+    path = partition.location or options.location
     try:
         store = stores.reader(path, proven=partition.proven)
     except NotAStoreError:  # Spark runs a task on any host, also on one where this path is another disk

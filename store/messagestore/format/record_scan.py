@@ -348,7 +348,7 @@ def _valid(
     data: NDArray[np.uint8], physical_offset: int, verify_body_crc: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
     """The starts and heads of the valid records of one block."""
-    starts = _chain(data)
+    starts = chain(data)
     record_heads = heads(data, starts)
     count = leading(record_heads["physical_offset"] == starts + physical_offset)
     count, where = parts(data, starts[:count], record_heads[:count])
@@ -364,7 +364,7 @@ def _total_size(data: NDArray[np.uint8]) -> int:
     return int(sizes[0]) if len(sizes) else 0
 
 
-def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+def chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     """The starts of records that follow one another from 0 on, completely in `data`, by magic and TOTALSIZE only."""
     view = data.data
     starts = []
@@ -376,11 +376,11 @@ def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
         starts.append(start)
         start += size
 
-    chain = np.array(starts, np.int64)
-    if not len(chain):
-        return chain
-    magic = unaligned(data, np.int32)[chain + MAGIC_POSITION]
-    return chain[: leading((magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1]))]
+    linked = np.array(starts, np.int64)
+    if not len(linked):
+        return linked
+    magic = unaligned(data, np.int32)[linked + MAGIC_POSITION]
+    return linked[: leading((magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1]))]
 
 
 def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_bytes_left: int) -> ScanEnd:

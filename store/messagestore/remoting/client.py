@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from messagestore.errors import BrokerError, ConfigError, ProtocolError, StoreUnavailableError, UnknownTopicError
 from messagestore.remoting import codes
-from messagestore.remoting.connection import ANSWER_TIMEOUT_S, Answer, Call, Connection, host_and_port
+from messagestore.remoting.connection import ANSWER_TIMEOUT_S, Answer, Call, Connection
 from messagestore.remoting.routes import Broker, Route, brokers_of, json_of, route_of
-from messagestore.remoting.settings import RemotingSettings
+from messagestore.remoting.settings import RemotingSettings, host_and_port
 
 ROUTE_S = 5.0
 """For how long a route is used before the name servers are asked again."""
@@ -48,6 +48,7 @@ class Client:
 
         self._connections: dict[str, Connection] = {}
         self._routes: dict[str, tuple[float, Route]] = {}
+        self._brokers: tuple[float, dict[str, Broker]] | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -62,7 +63,7 @@ class Client:
         """
         with self._lock:
             if self._pid != os.getpid():  # a forked process must not use the sockets of its parent
-                self._connections, self._routes, self._pid = {}, {}, os.getpid()
+                self._connections, self._routes, self._brokers, self._pid = {}, {}, None, os.getpid()
             connection = self._connections.get(address)
             if connection is None or connection.is_broken:
                 connection = self._connections[address] = Connection(address, self.settings)
@@ -201,12 +202,21 @@ class Client:
             raise ProtocolError(f"{answer.address}: found a list of topics that cannot be read: {error!r}") from None
 
     def brokers(self) -> dict[str, Broker]:
-        """All brokers that the name servers know, by their names."""
+        """All brokers that the name servers know, by their names, as these said within the last seconds."""
+        now_s = time.monotonic()
+        if self._brokers is not None and self._pid == os.getpid() and now_s - self._brokers[0] < ROUTE_S:
+            return self._brokers[1]
         answer = self._ask(codes.GET_BROKER_CLUSTER_INFO, {}, _SUCCESS)
         try:
-            return brokers_of([*(json_of(answer).get("brokerAddrTable") or {}).values()])
+            brokers = brokers_of([*(json_of(answer).get("brokerAddrTable") or {}).values()])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"{answer.address}: found a list of brokers that cannot be read: {error!r}") from None
+        self._brokers = now_s, brokers
+        return brokers
+
+    def forget_brokers(self) -> None:
+        """Let the next `brokers` ask the name servers."""
+        self._brokers = None
 
     def _ask(self, code: int, fields: Mapping[str, object], accepts: Collection[int]) -> Answer:
         """The answer of any name server: all of them are tried, again and again until the time is over."""

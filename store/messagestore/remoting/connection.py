@@ -30,10 +30,10 @@ from messagestore.remoting.frames import (
     texts_of,
     unpacked,
 )
-from messagestore.remoting.settings import RemotingSettings
+from messagestore.remoting.settings import RemotingSettings, host_and_port
 from messagestore.remoting.signing import Credentials
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 """How long an answer is waited for unless the caller says otherwise. A broker answers an ordinary request within a
 second, and says so if it is busy.
@@ -321,25 +321,6 @@ class Connection:
     def close(self) -> None:
         """Close the socket. What is under way fails."""
         self._break(ConnectionAbortedError("it was closed here"))
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of `host:port`; an IPv6 address may stand in brackets.
-
-    Raises
-    ------
-    ConfigError
-        It is something else.
-    """
-    host, colon, port = address.strip().rpartition(":")
-    host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
-    if not colon or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise ConfigError(
-            f"address: found {address!r}; allowed is host:port, with an IPv6 address as [address]:port",
-            key="path",
-            value=address,
-        )
-    return host, int(port)
 
 
 def _with_tls(plain: socket.socket, host: str, settings: RemotingSettings) -> ssl.SSLSocket:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from messagestore.errors import ConfigError
 
 JSON, ROCKETMQ = "JSON", "ROCKETMQ"
 SERIALIZATIONS = (JSON, ROCKETMQ)
+_HOST = re.compile(r"[\w.:%-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +44,22 @@ class RemotingSettings:
     check_host_name: bool = True
     retry_timeout_s: float = 30.0
     serialization: str = JSON
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of `host:port`; an IPv6 address may stand in brackets.
+
+    Raises
+    ------
+    ConfigError
+        It is something else.
+    """
+    host, colon, port = address.strip().rpartition(":")
+    host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+    if not colon or not _HOST.fullmatch(host) or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ConfigError(
+            f"address: found {address!r}; allowed is host:port, with an IPv6 address as [address]:port",
+            key="path",
+            value=address,
+        )
+    return host, int(port)

@@ -52,7 +52,7 @@ from messagestore.spi.interface import (
 )
 from messagestore.spi.local import LOCAL_STORES, LocalStores, planned_elsewhere
 from messagestore.spi.location import OPENERS, Location, location_words
-from messagestore.spi.stores import STORES
+from messagestore.spi.stores import STORES, brokers_of
 
 __all__ = [
     "APPENDED",
@@ -97,6 +97,7 @@ __all__ = [
     "all_faults",
     "array_of",
     "bounded_json",
+    "brokers_of",
     "check_app_id",
     "check_properties",
     "check_topic",

@@ -1,4 +1,4 @@
-"""Where a store is: a folder of this host, or the URL of a store that another host serves."""
+"""Where a store is: a folder of this host, the URL of a store that another host serves, or RocketMQ's brokers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import os
 import re
 import urllib.parse
 from dataclasses import dataclass, replace
+from typing import Any
 
 from messagestore.errors import ConfigError
+from messagestore.remoting.settings import host_and_port
 
-OPENERS = dict.fromkeys(("http", "https"), "messagestore.spi.remote:REMOTE_STORES")
+ROCKETMQ = "rocketmq"
+"""The scheme of brokers: `rocketmq://ns1:9876;ns2:9876`, with the addresses of name servers."""
+OPENERS = {
+    **dict.fromkeys(("http", "https"), "messagestore.spi.remote:REMOTE_STORES"),
+    ROCKETMQ: "messagestore.spi.rocketmq:ROCKETMQ_STORES",
+}
 """What opens the stores of a scheme: the module and the name of its `Stores`, as `module:name`. It is imported when a
 store is opened, so nobody else needs what it imports.
 """
@@ -20,6 +27,7 @@ _VARIABLES = {
     "ca_file": "MESSAGESTORE_CA_FILE",
     "cert_file": "MESSAGESTORE_CERT_FILE",
     "key_file": "MESSAGESTORE_KEY_FILE",
+    "credentials_file": "MESSAGESTORE_CREDENTIALS_FILE",
 }
 
 
@@ -40,6 +48,16 @@ class RemoteSettings:
         The client's own certificate and its key, if the server asks for one. Without `key_file`, `cert_file` has both.
     retry_timeout_s : float
         For how long a request is sent again.
+    credentials_file : str
+        Brokers: a file with `accessKey` and `secretKey`; empty: requests are not signed.
+    use_tls : bool
+        Brokers: whether connections are encrypted. A URL says so itself.
+    check_host_name : bool
+        Brokers: whether the certificate of a broker must name its host.
+    read_from : str
+        Brokers: "master", or "slave" to ask the master only if no slave answers.
+    group : str
+        Brokers: the consumer group that pulls name; empty: one of this project.
     """
 
     token_file: str = ""
@@ -47,14 +65,19 @@ class RemoteSettings:
     cert_file: str = ""
     key_file: str = ""
     retry_timeout_s: float = 30.0
+    credentials_file: str = ""
+    use_tls: bool = False
+    check_host_name: bool = True
+    read_from: str = "master"
+    group: str = ""
 
     @classmethod
-    def of(cls, retry_timeout_s: float | None = None, **files: str | None) -> RemoteSettings:
+    def of(cls, retry_timeout_s: float | None = None, **files: str | bool | None) -> RemoteSettings:
         """Settings, of which those that are None come from the environment of this process.
 
         A certificate and its key come from the same place.
         """
-        values = {name: os.environ.get(variable, "") for name, variable in _VARIABLES.items()}
+        values: dict[str, Any] = {name: os.environ.get(variable, "") for name, variable in _VARIABLES.items()}
         if files.get("cert_file") is not None:
             values["key_file"] = ""
         values |= {name: value for name, value in files.items() if value is not None}
@@ -96,16 +119,40 @@ class Location:
         path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
         url = _URL.match(path)
         if url is not None and url[1].lower() in OPENERS:
-            return cls(_checked_url(path), url[1].lower(), RemoteSettings.of())
+            checked = _checked_brokers(path) if url[1].lower() == ROCKETMQ else _checked_url(path)
+            return cls(checked, url[1].lower(), RemoteSettings.of())
         if not path or "\0" in path or path.startswith("~") or url is not None:
             raise _refused(text)
         return cls(os.path.abspath(path))
 
-    def reached(self, retry_timeout_s: float | None = None, **files: str | None) -> Location:
+    def reached(self, retry_timeout_s: float | None = None, **files: str | bool | None) -> Location:
         """The same store with other settings; the parameters are those of `RemoteSettings.of`."""
         if not self.is_remote:
             return self
         return replace(self, settings=RemoteSettings.of(retry_timeout_s, **files))
+
+    def reached_by(self, **settings: Any) -> Location:
+        """The same store with some other settings of `RemoteSettings`."""
+        return replace(self, settings=replace(self.settings, **settings))
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it is RocketMQ's brokers."""
+        return self.scheme == ROCKETMQ
+
+    @property
+    def name_servers(self) -> str:
+        """The addresses of the name servers of a cluster."""
+        return self.text.partition("://")[2].partition("/")[0]
+
+    @property
+    def broker(self) -> str:
+        """The name of the broker of a cluster that is meant; empty: all of them."""
+        return self.text.partition("://")[2].partition("/")[2]
+
+    def of_broker(self, name: str) -> Location:
+        """One broker of this cluster."""
+        return replace(self, text=f"{ROCKETMQ}://{self.name_servers}/{name}")
 
     @property
     def is_remote(self) -> bool:
@@ -131,8 +178,23 @@ def location_words() -> str:
     folder = (
         "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)"
     )
-    schemes = " or ".join(f"{scheme}://host:port" for scheme in sorted(OPENERS))
-    return f"{folder}, or the URL of a store that is served ({schemes}, without user and query)" if schemes else folder
+    schemes = " or ".join(f"{scheme}://host:port" for scheme in sorted(OPENERS) if scheme != ROCKETMQ)
+    served = f", or the URL of a store that is served ({schemes}, without user and query)" if schemes else ""
+    brokers = f", or {ROCKETMQ}://host:port;host:port with name servers of RocketMQ" if ROCKETMQ in OPENERS else ""
+    return f"{folder}{served}{brokers}"
+
+
+def _checked_brokers(text: str) -> str:
+    """The address of brokers: name servers, and perhaps the name of one broker."""
+    servers, _, broker = text.rstrip("/").partition("://")[2].partition("/")
+    if not servers or not re.fullmatch(r"[\w.%-]*", broker):
+        raise _refused(text)
+    try:
+        for address in servers.split(";"):
+            host_and_port(address)
+    except ConfigError:
+        raise _refused(text) from None
+    return f"{ROCKETMQ}://{servers}" + (f"/{broker}" if broker else "")
 
 
 def _checked_url(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
+from typing import Any
 
 from messagestore.errors import ConfigError
 from messagestore.format.config import StoreConfig
@@ -38,11 +40,27 @@ class StoresByScheme:
 STORES: Stores = StoresByScheme()
 
 
+def brokers_of(location: Location, topics: Iterable[str] | None = None) -> dict[str, Location]:
+    """The stores of a cluster, by the names of their brokers; with topics, those that have one of them.
+
+    Raises
+    ------
+    StoreUnavailableError
+        No name server answers.
+    """
+    parts: dict[str, Location] = _opener(location).parts(location, topics)
+    return parts
+
+
 def _stores_of(location: Location) -> Stores:
     if not location.is_remote:
         return LOCAL_STORES
     if location.scheme not in OPENERS:
         raise ConfigError(f"{location}: nothing here opens it; allowed is {location_words()}", key="path")
+    opener: Stores = _opener(location)
+    return opener
+
+
+def _opener(location: Location) -> Any:
     module, name = OPENERS[location.scheme].split(":")
-    stores: Stores = getattr(importlib.import_module(module), name)
-    return stores
+    return getattr(importlib.import_module(module), name)

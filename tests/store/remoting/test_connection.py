@@ -13,9 +13,9 @@ import pytest
 import tls_files
 from messagestore import ConfigError, ProtocolError, StoreUnavailableError
 from messagestore.remoting import RemotingSettings, codes
-from messagestore.remoting.connection import Connection, host_and_port
+from messagestore.remoting.connection import Connection
 from messagestore.remoting.frames import ONEWAY_FLAG, Frame, packed
-from messagestore.remoting.settings import SERIALIZATIONS
+from messagestore.remoting.settings import SERIALIZATIONS, host_and_port
 from remoting_peer import Peer, answer, answering, read_frame
 
 PLAIN = RemotingSettings()

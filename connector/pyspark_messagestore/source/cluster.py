@@ -1,0 +1,293 @@
+"""The source over a cluster: the queues of a topic lie on several brokers, and each broker is a store of its own.
+
+Each broker has a reader of its own, which does all that the reader of one store does. Here they are put together: which
+brokers there are, how a limit is shared, and the offset of the whole.
+
+    {"brokers": {"broker-a": {"formatVersion": 1, ..}, "broker-b": {..}}, "formatVersion": 2}
+
+A broker that comes while a query runs is read from its first message. One that goes is waited for by its reader, for as
+long as `retryTimeout`. The whole query waits: rows of the others would move watermarks past its rows, which Spark would
+drop then.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from messagestore import ConfigError, UnknownTopicError
+from messagestore.spi import Location, Stores, brokers_of
+from pyspark_messagestore.options.source_options import SourceOptions
+from pyspark_messagestore.options.values import MOST
+from pyspark_messagestore.plain_errors import plain_errors
+from pyspark_messagestore.source.offsets import StreamOffset
+from pyspark_messagestore.source.planning import RangesPartition
+from pyspark_messagestore.source.readers import BatchReader, StreamReader
+from pyspark_messagestore.source.reading import read_ranges
+from pyspark_messagestore.source.schema import Projection
+
+FORMAT_VERSION = 2
+LOOK_INTERVAL_S = 5.0
+"""How often a query looks for new brokers."""
+
+Offset = dict[str, Any]
+Brokers = Callable[[SourceOptions], dict[str, Location]]
+
+
+def brokers_to_read(options: SourceOptions) -> dict[str, Location]:
+    """The stores of the brokers that have a topic that is read, by the names of the brokers.
+
+    Raises
+    ------
+    UnknownTopicError
+        A topic is on no broker, unless the query shall wait for it.
+    """
+    location, subscription = options.location, options.subscription
+    if subscription.pattern is not None:
+        return brokers_of(location)
+    if options.on_missing_topic != "wait":
+        for topic in subscription.named:
+            if not brokers_of(location, [topic]):
+                raise UnknownTopicError(
+                    topic,
+                    (),
+                    f"No broker of {location} has it. Create it with RocketMQ's mqadmin updateTopic, or set "
+                    f"onMissingTopic=wait for a stream that begins before its topic",
+                )
+    return brokers_of(location, subscription.named)
+
+
+def _of_broker(options: SourceOptions, location: Location) -> SourceOptions:
+    """The options of one broker. That a topic is missing there is no fault, and limits are those of all brokers."""
+    return replace(
+        options,
+        path=location,
+        on_missing_topic="wait",
+        max_offsets_per_trigger=None,
+        max_bytes_per_trigger=None,
+        min_offsets_per_trigger=None,
+    )
+
+
+def _on_broker(partitions: list[InputPartition], location: Location) -> list[InputPartition]:
+    """Partitions, with the store that their tasks open."""
+    for partition in partitions:
+        assert isinstance(partition, RangesPartition)
+        partition.location = location
+    return partitions
+
+
+@plain_errors("partitions")
+class ClusterBatchReader(DataSourceReader):
+    """The reader of `spark.read` over several brokers."""
+
+    def __init__(
+        self, options: SourceOptions, projection: Projection, stores: Stores, brokers: Brokers = brokers_to_read
+    ) -> None:
+        self.options, self.projection, self.stores, self.brokers = options, projection, stores, brokers
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan the ranges of all brokers, on the driver."""
+        partitions: list[InputPartition] = []
+        for location in self.brokers(self.options).values():
+            reader = BatchReader(_of_broker(self.options, location), self.projection, self.stores)
+            partitions += _on_broker(reader.partitions(), location)
+        return partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition, in a task."""
+        return read_ranges(self.options, partition, self.projection, self.stores)
+
+
+@plain_errors(
+    "initialOffset", "prepareForTriggerAvailableNow", "reportLatestOffset", "latestOffset", "partitions", "commit"
+)
+class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of `readStream` over several brokers. The driver keeps one as long as the query runs."""
+
+    def __init__(
+        self, options: SourceOptions, projection: Projection, stores: Stores, brokers: Brokers = brokers_to_read
+    ) -> None:
+        self.options, self.projection, self.stores, self.brokers = options, projection, stores, brokers
+        self._readers: dict[str, StreamReader] = {}
+        self._firsts: dict[str, Offset] = {}
+        self._looked_s: float | None = None
+        self._is_bounded = False
+        self._has_looked = False
+        self._waiting: tuple[Offset, float] | None = None
+        """The start at which messages wait for others, and the time at which they wait no longer."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What tasks need; connections stay on the driver."""
+        return {"options": self.options, "projection": self.projection, "stores": self.stores}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc] # a copy begins like a new object
+
+    # ---- the brokers
+
+    def _look(self) -> None:
+        """Make readers for the brokers that were not read yet."""
+        now_s = time.monotonic()
+        if self._looked_s is not None and (self._is_bounded or now_s - self._looked_s < LOOK_INTERVAL_S):
+            return
+        for name in self.brokers(self.options):
+            self._reader(name)
+        self._looked_s = now_s
+
+    def _reader(self, name: str) -> StreamReader:
+        if name not in self._readers:
+            location = self.options.path.of_broker(name)
+            self._readers[name] = StreamReader(_of_broker(self.options, location), self.projection, self.stores)
+        return self._readers[name]
+
+    def _joined(self, offsets: Mapping[str, Offset]) -> Offset:
+        return {"brokers": dict(sorted(offsets.items())), "formatVersion": FORMAT_VERSION}
+
+    def _first_of(self, name: str) -> Offset:
+        """The start in a broker that is new to a query: the first messages that it has. It is the same in one run."""
+        if name not in self._firsts:
+            follower = self._readers[name].follower
+            begins = follower.store.begins(follower.ends())
+            self._firsts[name] = replace(self._nowhere(), queues=begins).to_json()
+        return self._firsts[name]
+
+    def _nowhere(self) -> StreamOffset:
+        """The start in a broker of which nothing is known."""
+        asked = self.options.starting
+        return StreamOffset(
+            topics=self.options.subscription.named,
+            pattern=self.options.subscribe_pattern,
+            started="" if asked is None else asked.text,
+            initial=True,
+        )
+
+    # ---- offsets
+
+    def initialOffset(self) -> Offset:  # noqa: N802 # Spark's name
+        """Where a new query begins, on each broker."""
+        self._look()
+        return self._joined({name: reader.initialOffset() for name, reader in self._readers.items()})
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """That there are limits at all; `latestOffset` applies them."""
+        options = self.options
+        limits = (options.max_offsets_per_trigger, options.max_bytes_per_trigger, options.min_offsets_per_trigger)
+        return ReadAllAvailable() if limits == (None, None, None) else ReadMaxRows(limits[0] or MOST)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Let the query end at what is visible now."""
+        self._look()
+        self._is_bounded = True
+        for reader in self._readers.values():
+            reader.prepareForTriggerAvailableNow()
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        """How far the brokers reach, for Spark's progress."""
+        return self._joined({name: reader.reportLatestOffset() or {} for name, reader in self._readers.items()})
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 # Spark's name
+        """How far the next micro-batch reads; `start` itself if there is nothing new."""
+        self._look()
+        before = _brokers_in(start)
+        for name in before:
+            self._reader(name)
+        starts = {name: before.get(name) or self._first_of(name) for name in self._readers}
+
+        limits: Mapping[str, ReadLimit] = dict.fromkeys(self._readers, ReadAllAvailable())
+        if isinstance(limit, ReadMaxRows):
+            counts = {name: self._backlog(name, starts[name]) for name in self._readers}
+            if self._is_delayed(start, sum(counts.values())):
+                return start
+            limits = self._shared(counts, limit.max_rows)
+
+        ends = {
+            name: self._readers[name].latestOffset(first, limits[name]) if name in limits else before.get(name)
+            for name, first in starts.items()
+        }
+        offsets = {
+            name: end for name, end in ends.items() if end is not None and (name in before or end != starts[name])
+        }
+        return start if offsets == before else self._joined(offsets)
+
+    def _backlog(self, name: str, start: Offset) -> int:
+        """How many messages are behind a start on a broker, as far as is known without a look at them."""
+        offset, reader = StreamOffset.from_json(start), self._readers[name]
+        ends = reader.follower.ends() if reader.target is None else reader.target
+        return sum(max(0, end - offset.queues.get(queue, 0)) for queue, end in ends.items())
+
+    def _shared(self, counts: Mapping[str, int], most_rows: int) -> dict[str, ReadLimit]:
+        """The limit of each broker, in proportion to what it has. A broker without a share is left out."""
+        total, most_size = sum(counts.values()), self.options.max_bytes_per_trigger
+        limits: dict[str, ReadLimit] = {}
+        left = min(most_rows, total)
+        for name, count in sorted(counts.items(), key=lambda item: item[1]):
+            rows = min(left, -(-count * min(most_rows, total) // total)) if total else 0
+            left -= rows
+            if rows or not count:
+                limits[name] = ReadMaxRows(max(1, rows))
+            size = None if most_size is None or not total else max(1, most_size * count // total)
+            reader = self._readers[name]
+            reader.options = replace(reader.options, max_bytes_per_trigger=size)
+        return limits
+
+    def _is_delayed(self, start: Offset, count: int) -> bool:
+        """Whether to wait for more messages."""
+        least, is_first, self._has_looked = self.options.min_offsets_per_trigger, not self._has_looked, True
+        if least is None or self._is_bounded or is_first or not 0 < count < least:
+            return False
+        if self._waiting is None or self._waiting[0] != start:
+            self._waiting = start, time.monotonic() + self.options.max_trigger_delay
+        return time.monotonic() < self._waiting[1]
+
+    # ---- ranges
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """The pieces of one micro-batch; each call returns the same rows."""
+        before, partitions = _brokers_in(start), list[InputPartition]()
+        for name, finish in _brokers_in(end).items():
+            begin = before.get(name) or self._nowhere().to_json()
+            if begin != finish:
+                partitions += _on_broker(
+                    self._reader(name).partitions(begin, finish), self.options.location.of_broker(name)
+                )
+        return partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition, in a task."""
+        return read_ranges(self.options, partition, self.projection, self.stores)
+
+    def commit(self, end: Offset) -> None:
+        """Do nothing: Spark does not call it for the last batch, so nothing may depend on it."""
+
+    def stop(self) -> None:
+        """Close the connections."""
+        for reader in self._readers.values():
+            reader.stop()
+        self._readers.clear()
+        self._looked_s = None
+
+
+def _brokers_in(offset: Offset) -> dict[str, Offset]:
+    """The offsets of the brokers in an offset of a cluster.
+
+    Raises
+    ------
+    ConfigError
+        It is the offset of something else.
+    """
+    brokers = offset.get("brokers")
+    if offset.get("formatVersion") != FORMAT_VERSION or not isinstance(brokers, dict):
+        raise ConfigError(
+            f"checkpoint: found the offset {reprlib.repr(offset)}; allowed are offsets of a query that reads "
+            f"RocketMQ's brokers, of format version {FORMAT_VERSION}. Use this query's checkpoint, or a new one",
+            key="checkpointLocation",
+        )
+    return brokers

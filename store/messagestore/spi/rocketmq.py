@@ -1,0 +1,491 @@
+"""Stores of RocketMQ brokers that run: an implementation of `Stores` and `StoreReader` that asks brokers.
+
+A broker is one store: it has one log, to which its physical offsets belong. `rocketmq://ns1:9876;ns2:9876/broker-a` is
+the store of the broker `broker-a`, and without a name it is that of the only broker. `parts` names the brokers of a
+cluster.
+
+Nothing is registered, and no offset of a group is changed unless `publish_progress` is called. Everything that is asked
+for may be asked with the permission of a consumer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from isal.isal_zlib import crc32
+from numpy.typing import NDArray
+
+from messagestore.errors import BrokerError, ConfigError, StoreClosedError, StoreWentBackwardsError, UnknownTopicError
+from messagestore.format.config import StoreConfig
+from messagestore.format.gathered import Gathered
+from messagestore.format.message import is_ordinary_topic
+from messagestore.remoting import Answer, Client, RemotingSettings, Route, codes
+from messagestore.remoting.replicas import Replicas, Request
+from messagestore.spi.interface import (
+    GATHERED_ROWS,
+    GATHERED_SIZE,
+    Description,
+    Ends,
+    LastRecord,
+    Place,
+    PlannedRead,
+    Proven,
+    Queue,
+    Queues,
+    Range,
+    StoreWriter,
+)
+from messagestore.spi.location import Location, RemoteSettings
+from messagestore.spi.pulls import ANSWERS, GROUP, Pull, Records, pull_fields
+
+LOOK_S = 0.1
+"""For how long the ends that a broker has said are taken for the newest."""
+NAMES_S = 5.0
+"""How long the names of topics are kept before the name servers are asked again."""
+_SAMPLED = 32
+_NOT_FOUND = frozenset({codes.SUCCESS, codes.QUERY_NOT_FOUND})
+_VIEWED = frozenset({codes.SUCCESS, codes.SYSTEM_ERROR})
+
+
+class RocketMQStores:
+    """The stores of running brokers. It holds nothing, so that a task receives only its name."""
+
+    def reader(
+        self,
+        location: Location,
+        config: StoreConfig | None = None,  # noqa: ARG002
+        proven: Proven | None = None,  # noqa: ARG002
+    ) -> RocketMQReader:
+        """Open the store of a broker for reading; the broker is asked by the first call."""
+        client = client_of(location)
+        name = location.broker
+        if not name:
+            names = sorted(client.brokers())
+            if len(names) != 1:
+                client.close()
+                raise ConfigError(
+                    f"{location}: found the brokers {', '.join(names) or 'none'}; allowed is one. Give one of them, as "
+                    f"in {location}/{(names or ['broker-a'])[0]}",
+                    key="path",
+                    value=str(location),
+                )
+            name = names[0]
+        return RocketMQReader(location, client, name)
+
+    def writer(self, location: Location, config: StoreConfig, **_options: Any) -> StoreWriter:  # noqa: ARG002
+        """Refuse: a broker takes messages from producers, and has no batches."""
+        _cannot(location, "writes")
+
+    def parts(self, location: Location, topics: Iterable[str] | None = None) -> dict[str, Location]:
+        """The stores of a cluster, by the names of their brokers; with topics, those that have one of them."""
+        client = client_of(location)
+        try:
+            if location.broker:
+                return {location.broker: location}
+            if topics is None:
+                names = set(client.brokers())
+            else:
+                names = {name for topic in topics for name in _route(client, topic).queues}
+            return {name: location.of_broker(name) for name in sorted(names)}
+        finally:
+            client.close()
+
+
+ROCKETMQ_STORES = RocketMQStores()
+
+
+def client_of(location: Location) -> Client:
+    """A client of the cluster at a location."""
+    return Client(location.name_servers, remoting_settings(location.settings))
+
+
+def remoting_settings(settings: RemoteSettings) -> RemotingSettings:
+    """How the servers of a cluster are reached."""
+    return RemotingSettings(
+        credentials_file=settings.credentials_file,
+        use_tls=settings.use_tls,
+        ca_file=settings.ca_file,
+        cert_file=settings.cert_file,
+        key_file=settings.key_file,
+        check_host_name=settings.check_host_name,
+        retry_timeout_s=settings.retry_timeout_s,
+    )
+
+
+def _cannot(location: Location, what: str) -> NoReturn:
+    raise ConfigError(
+        f"{location}: found the address of RocketMQ brokers; nothing here {what} there. Give the folder of a store, or "
+        f"the URL of one that is served",
+        key="path",
+        value=str(location),
+    )
+
+
+def _route(client: Client, topic: str) -> Route:
+    try:
+        return client.route(topic)
+    except UnknownTopicError:
+        return Route()
+
+
+class RocketMQReader:
+    """The store of a running broker, opened for reading.
+
+    Parameters
+    ----------
+    location : Location
+    client : Client
+    name : str
+        `brokerName`.
+    """
+
+    def __init__(self, location: Location, client: Client, name: str) -> None:
+        self._location, self._client, self._name = location, client, name
+        self._replicas = Replicas(client, name, slaves_first=location.settings.read_from == "slave")
+        self._group = location.settings.group or GROUP
+        self._path = str(location.of_broker(name))
+        self._instance, self._serials = uuid.uuid4().hex, itertools.count()
+        self._answers: dict[tuple[tuple[str, ...], bool], Ends] = {}
+        self._looked_s: dict[tuple[tuple[str, ...], bool], float] = {}
+        self._topic_names: tuple[float, frozenset[str]] | None = None
+        self._ends: Queues = {}
+        """The largest end of each queue that was seen."""
+        self._shrinks: Queues = {}
+        self._topic: str | None = None
+        """A topic that is read. ACL 2.0 asks for one even with a request for a place in the log."""
+        self._is_closed = False
+
+    def _asked(self, requests: Sequence[Request], accepts: frozenset[int] = frozenset({codes.SUCCESS})) -> list[Answer]:
+        if self._is_closed:
+            raise StoreClosedError(f"{self._path}: this reader is closed. Open another one")
+        return self._replicas.asked(requests, accepts)
+
+    # ---- what there is
+
+    def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
+        """What the name servers know of some topics on this broker (None: of all ordinary ones)."""
+        names = sorted(self._names()) if topics is None else list(topics)
+        data = {name: _route(self._client, name).queues.get(self._name) for name in names}
+        on_broker = {name: row for name, row in data.items() if row is not None}
+        return Description(
+            queue_counts={name: row.write_queue_nums for name, row in on_broker.items()},
+            queue_ids={name: [*range(row.read_queue_nums)] for name, row in on_broker.items()} if queues else {},
+        )
+
+    def broker_name(self) -> str:
+        """The name of the broker."""
+        return self._name
+
+    def _names(self) -> frozenset[str]:
+        """The names of all ordinary topics that the name servers know, as they said within the last seconds."""
+        now_s = time.monotonic()
+        if self._topic_names is None or now_s - self._topic_names[0] >= NAMES_S:
+            names = frozenset(filter(is_ordinary_topic, self._client.topics()))
+            if self._topic_names is not None and self._topic_names[1] == names:
+                names = self._topic_names[1]  # the caller's own object
+            self._topic_names = now_s, names
+        return self._topic_names[1]
+
+    def _queues(self, topics: Iterable[str]) -> list[Queue]:
+        """The queues of some topics on this broker that consumers may read."""
+        rows = ((topic, _route(self._client, topic).queues.get(self._name)) for topic in topics)
+        return [
+            (topic, queue_id)
+            for topic, row in rows
+            if row is not None and row.is_readable
+            for queue_id in range(row.read_queue_nums)
+        ]
+
+    # ---- ends
+
+    def ends(self, topics: Sequence[str], since: Ends | None = None, *, names: bool = False) -> Ends:
+        """How far the queues of some topics reach. The broker is asked at most ten times a second."""
+        key, now_s = (tuple(topics), names), time.monotonic()
+        before = self._answers.get(key)
+        if before is not None and since is before and now_s - self._looked_s[key] < LOOK_S:
+            return before
+
+        queues = self._queues(topics)
+        ends = dict(zip(queues, self._max_offsets(queues), strict=True))
+        self._topic = next((topic for topic, _ in queues), self._topic)
+        for queue, end in ends.items():
+            if end < self._ends.get(queue, 0) and not self._replicas.is_slave:
+                self._shrinks[queue] = self._shrinks.get(queue, 0) + 1
+            self._ends[queue] = end
+
+        topic_names = self._names() if names else None
+        shrinks = {queue: self._shrinks[queue] for queue in queues if queue in self._shrinks}
+        recovered = not self._replicas.is_slave
+        if before is not None and (before.queues, before.topic_names, before.shrinks, before.recovered) == (
+            ends,
+            topic_names,
+            shrinks,
+            recovered,
+        ):
+            answer = before
+        else:
+            if before is not None and before.queues == ends:
+                ends = before.queues
+            answer = Ends(
+                "",
+                ends,
+                topic_names,
+                shrinks=shrinks,
+                recovered=recovered,
+                instance=self._instance,
+                serial=next(self._serials),
+            )
+        self._answers[key], self._looked_s[key] = answer, now_s
+        return answer
+
+    def _max_offsets(self, queues: Sequence[Queue]) -> list[int]:
+        requests = [(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id}) for topic, queue_id in queues]
+        return [max(0, answer.number("offset")) for answer in self._asked(requests)]
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until `ends` would ask the broker again."""
+        time.sleep(max(0.0, min(timeout_s, LOOK_S)))
+
+    def begins(self, queues: Iterable[Queue]) -> Queues:
+        """The number of the first message of each queue that is still in the log."""
+        wanted = list(queues)
+        requests = [(codes.GET_MIN_OFFSET, {"topic": topic, "queueId": queue_id}) for topic, queue_id in wanted]
+        return {
+            queue: max(0, answer.number("offset")) for queue, answer in zip(wanted, self._asked(requests), strict=True)
+        }
+
+    # ---- single messages
+
+    def _messages(self, offsets: Mapping[Queue, int]) -> dict[Queue, Records]:
+        """One message of each queue, by its number. A queue that does not have it is left out."""
+        wanted = [(queue, offset) for queue, offset in offsets.items() if offset >= 0]
+        requests = [(codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, self._group)) for queue, offset in wanted]
+        messages = {}
+        for (queue, offset), answer in zip(wanted, self._asked(requests, ANSWERS), strict=True):
+            if answer.code == codes.SUCCESS and len(answer.body):
+                records = Records.of([answer.body], self._path)
+                row = int(np.searchsorted(records.queue_offsets, offset))
+                if row < len(records.sizes) and int(records.queue_offsets[row]) == offset:
+                    messages[queue] = records.rows(row, row + 1)
+        return messages
+
+    def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
+        """Where the message before each offset lies."""
+        messages = self._messages({queue: offset - 1 for queue, offset in offsets.items()})
+        return {
+            queue: Place(int(record.physical_offsets[0]), int(record.sizes[0])) for queue, record in messages.items()
+        }
+
+    def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
+        """The number of each queue's first message at or above a physical offset, or stored after a time."""
+        queues = list(times_ms)
+        begins, ends = self.begins(queues), dict(zip(queues, self._max_offsets(queues), strict=True))
+        hints = self._by_time({queue: time_ms for queue, time_ms in times_ms.items() if time_ms is not None})
+
+        def is_behind(queue: Queue, record: Records) -> bool:
+            time_ms = times_ms[queue]
+            if physical_offset is not None and int(record.physical_offsets[0]) >= physical_offset:
+                return True
+            return time_ms is not None and int(record.store_timestamps_ms[0]) > time_ms
+
+        bounds = {queue: (begins[queue], max(begins[queue], ends[queue])) for queue in queues}
+        if physical_offset is None:  # no message is behind no time
+            bounds |= {queue: (ends[queue], ends[queue]) for queue in queues if times_ms[queue] is None}
+        return self._searched(bounds, hints, is_behind)
+
+    def _by_time(self, times_ms: Mapping[Queue, int]) -> Queues:
+        """Where the broker says that a time is. Versions differ about what lies around it, so it is a hint."""
+        requests = [
+            (codes.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": topic, "queueId": queue_id, "timestamp": max(0, time_ms + 1)})
+            for (topic, queue_id), time_ms in times_ms.items()
+        ]
+        return {queue: answer.number("offset") for queue, answer in zip(times_ms, self._asked(requests), strict=True)}
+
+    def _searched(
+        self,
+        bounds: dict[Queue, tuple[int, int]],
+        hints: Mapping[Queue, int],
+        is_behind: Callable[[Queue, Records], bool],
+    ) -> Queues:
+        """The first message of each queue that is behind something, by halving. A hint is looked at first.
+
+        Parameters
+        ----------
+        bounds : dict of queue to (int, int)
+            The message is in `first..last`, or is `last` if no message before that is behind.
+        """
+        probes = {queue: hint - 1 for queue, hint in hints.items() if bounds[queue][0] < hint <= bounds[queue][1]}
+        second = {queue: hint for queue, hint in hints.items() if bounds[queue][0] <= hint < bounds[queue][1]}
+        while True:
+            for asked in (probes, second):
+                messages = self._messages(asked)
+                for queue, offset in asked.items():
+                    first, last = bounds[queue]
+                    record = messages.get(queue)
+                    if not first <= offset < last:
+                        continue
+                    if record is None or not is_behind(queue, record):  # None: retention was faster
+                        bounds[queue] = offset + 1, last
+                    else:
+                        bounds[queue] = first, offset
+            probes = {queue: (first + last) // 2 for queue, (first, last) in bounds.items() if first < last}
+            second = {}
+            if not probes:
+                return {queue: first for queue, (first, _) in bounds.items()}
+
+    def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
+        """The record that begins at a place in the log, by VIEW_MESSAGE_BY_ID."""
+        (answer,) = self._asked([(codes.VIEW_MESSAGE_BY_ID, {"topic": self._topic, "offset": position})], _VIEWED)
+        if answer.code != codes.SUCCESS:
+            return None if self._is_below_log(position) else LastRecord(position, size, -1)
+
+        body = np.frombuffer(answer.body, np.uint8)
+        if len(body) != size:
+            return LastRecord(position, size, crc32(answer.body))
+        try:
+            records = Records.of([body.data], self._path)
+        except Exception:  # noqa: BLE001 - other bytes than a record: they are not the one that was read
+            records = None
+        time_ms = int(records.store_timestamps_ms[0]) if records is not None and len(records.sizes) else None
+        return LastRecord(position, size, crc32(answer.body), time_ms if with_time else None)
+
+    def _is_below_log(self, position: int) -> bool:
+        """Whether nothing is at a place because retention deleted it; True if that cannot be said of a slave.
+
+        A log that still has a later record has lost nothing at its end. One whose queues are empty has lost it all.
+        """
+        if self._replicas.is_slave:
+            return True
+        ends = {queue: end for queue, end in self._ends.items() if end}
+        begins = self.begins(ends)
+        left = {queue: end for queue, end in ends.items() if begins[queue] < end}
+        places = self.places(left)
+        return not left or any(place.physical_offset > position for place in places.values())
+
+    # ---- ranges
+
+    def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
+        """The mean record size of each range, from the first messages of the range."""
+        requests = [
+            (
+                codes.PULL_MESSAGE,
+                pull_fields(span.topic, span.queue_id, span.start, min(_SAMPLED, max(1, span.count)), self._group),
+            )
+            for span in ranges
+        ]
+        means = []
+        for answer in self._asked(requests, ANSWERS):
+            sizes = Records.of([answer.body], self._path).sizes if answer.code == codes.SUCCESS else ()
+            means.append(float(np.mean(sizes)) if len(sizes) else 0.0)
+        return means
+
+    def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
+        """The size of each record of some ranges. A consumer cannot ask for units, so the records are pulled."""
+        return [self._sizes(span) for span in ranges]
+
+    def _sizes(self, span: Range) -> NDArray[np.int32]:
+        blocks = self._blocks(span, GATHERED_ROWS, GATHERED_SIZE)
+        return np.concatenate([np.empty(0, np.int32), *(block.sizes for block in blocks)])
+
+    def _blocks(
+        self, span: Range, max_rows: int, max_size: int, check: Callable[[], None] | None = None
+    ) -> Iterator[Gathered]:
+        return Pull(self._replicas, span, self._path, self._group, check).blocks(max_rows, max_size)
+
+    def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:  # noqa: ARG002
+        """Refuse: a broker searches its index only for the newest messages with a key."""
+        _cannot(self._location, "finds messages by their keys")
+
+    def proven(self, parts: Sequence[Sequence[Range]]) -> list[Proven | None]:
+        """Nothing: a broker shows only what it has recovered."""
+        return [None] * len(parts)
+
+    def gather(
+        self,
+        ranges: Sequence[Range],
+        *,
+        planned: PlannedRead | None = None,
+        max_rows: int = GATHERED_ROWS,
+        max_size: int = GATHERED_SIZE,
+        tags_codes: frozenset[int] | None = None,  # noqa: ARG002 - the broker would leave gaps in the numbers
+    ) -> Iterator[Gathered]:
+        """The bytes of the records of some ranges. The plan is compared again whenever a connection broke."""
+
+        def check() -> None:
+            if planned is not None:
+                self._check_planned(planned, ranges)
+
+        self._topic = next((span.topic for span in ranges), None)
+        check()
+        for span in ranges:
+            yield from self._blocks(span, max_rows, max_size, check)
+        check()
+
+    def _check_planned(self, planned: PlannedRead, ranges: Sequence[Range]) -> None:
+        """Check that the log is the one in which the ranges were planned."""
+        fault, last = "", planned.last
+        if last is not None and not last.is_there(self.prove_last(last.position, last.size)):
+            fault = f"the record at physical offset {last.position} has changed"
+
+        if planned.physical_offset:
+            ends = {(span.topic, span.queue_id): span.end for span in ranges}
+            for (topic, queue_id), place in self.places(ends).items():
+                if place.ends_behind(planned.physical_offset):
+                    fault = f"message {ends[topic, queue_id] - 1} of {topic}/{queue_id} has changed"
+
+        if fault:
+            raise StoreWentBackwardsError(
+                f"{self._path}: {fault} since this micro-batch was planned: the broker lost the end of its log, "
+                f"another broker has its name, or the topic was created again. Restart the query"
+            )
+
+    # ---- others
+
+    def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """Tell the broker how far a query has read, as the offsets of a consumer group."""
+        requests: list[Request] = [
+            (
+                codes.UPDATE_CONSUMER_OFFSET,
+                {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset},
+            )
+            for (topic, queue_id), offset in offsets.items()
+        ]
+        try:
+            self._asked(requests)
+        except BrokerError as error:
+            if error.code != codes.SUBSCRIPTION_GROUP_NOT_EXIST:
+                raise
+            # A broker makes a group when the group pulls, if it may (autoCreateSubscriptionGroup).
+            queue, offset = next(iter(offsets.items()))
+            self._asked([(codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, group))], ANSWERS)
+            self._asked(requests)
+
+    def published_progress(self, group: str) -> Queues:
+        """How far a consumer group has read in the queues that this reader has followed."""
+        queues = list(self._ends) or self._queues(sorted(self._names()))
+        requests = [
+            (
+                codes.QUERY_CONSUMER_OFFSET,
+                {"consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": False},
+            )
+            for topic, queue_id in queues
+        ]
+        return {
+            queue: answer.number("offset")
+            for queue, answer in zip(queues, self._asked(requests, _NOT_FOUND), strict=True)
+            if answer.code == codes.SUCCESS
+        }
+
+    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Refuse: views are of a store's files."""
+        _cannot(self._location, f"shows the view {name}")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        self._client.close()

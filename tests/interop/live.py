@@ -1,0 +1,87 @@
+"""A NameServer and brokers that run, and the few requests with which tests fill them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from interop.real_broker import NameServer, RealBroker
+from messagestore.remoting import Client, RemotingSettings, codes
+
+WAIT_S = 90
+MORE = """\
+brokerName={name}
+brokerId={broker_id}
+brokerRole={role}
+autoCreateTopicEnable=false
+mappedFileSizeConsumeQueue=600000
+"""
+_Value = TypeVar("_Value")
+
+
+def soon(ask: Callable[[], _Value], is_good: Callable[[_Value], object]) -> _Value:
+    """The first answer that is good; what is asked for comes about in its own time."""
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            value = ask()
+            if is_good(value):
+                return value
+            fault: object = value
+        except Exception as error:  # noqa: BLE001 - it is told when the time is over
+            fault = error
+        assert time.monotonic() < until_s, fault
+        time.sleep(0.2)
+
+
+def broker(
+    version: str, folder: Path, names: NameServer, name: str = "broker-a", *, broker_id: int = 0, more: str = ""
+) -> RealBroker:
+    """A broker, which is not started yet. With an id, it is a slave."""
+    role = "SLAVE" if broker_id else "ASYNC_MASTER"
+    own = folder / f"{name}-{broker_id}"
+    conf = MORE.format(name=name, broker_id=broker_id, role=role)
+    return RealBroker(version, own, own / "store", names, more=conf + more)
+
+
+def create_topic(names: NameServer, brokers: Sequence[RealBroker], topic: str, queues: int = 2) -> None:
+    """A topic on some brokers, which their name server knows when this returns."""
+    for one in brokers:
+        address = f"127.0.0.1:{one.port}"
+        arguments = ("-b", address, "-t", topic, "-r", str(queues), "-w", str(queues))
+        soon(lambda arguments=arguments: names.mqadmin("updateTopic", *arguments), lambda text: "success" in text)
+    client = Client(str(names))
+    soon(lambda: client.route(topic, fresh=True), lambda route: len(route.queues) == len(brokers))
+    client.close()
+
+
+def put(
+    names: NameServer,
+    topic: str,
+    bodies: Sequence[bytes],
+    name: str = "broker-a",
+    *,
+    queues: int = 2,
+    credentials: Path | str = "",
+) -> None:
+    """Send messages to the queues of one broker by turns, one after the other."""
+    client = Client(str(names), RemotingSettings(credentials_file=str(credentials)))
+    address = client.route(topic).brokers[name].master
+    assert address is not None
+    for number, body in enumerate(bodies):
+        now_ms = time.time_ns() // 1_000_000
+        fields = {
+            "a": "tests",
+            "b": topic,
+            "c": "TBW102",
+            "d": queues,
+            "e": number % queues,
+            "f": 0,
+            "g": now_ms,
+            "h": 0,
+        }
+        fields |= {"i": "TAGS\x01even\x02" if number % 2 == 0 else "", "j": 0, "k": False, "m": False}
+        client.request(address, codes.SEND_MESSAGE_V2, fields, body, broker=name)
+    client.close()

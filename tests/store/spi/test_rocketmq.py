@@ -1,0 +1,400 @@
+"""The store of a running broker: each message once, at its own offset, or an error that says what the broker did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fake_broker import NAME, Broker
+from messagestore import (
+    BrokerError,
+    ConfigError,
+    CorruptionError,
+    OffsetOutOfRangeError,
+    StoreClosedError,
+    StoreConfig,
+    StoreUnavailableError,
+    StoreWentBackwardsError,
+)
+from messagestore.remoting import codes
+from messagestore.remoting.frames import Frame
+from messagestore.spi import STORES, LastRecord, Location, PlannedRead, Range, StoreReader, brokers_of
+from remoting_peer import answer
+
+QUEUE = ("t", 0)
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker()
+    for number in range(200):
+        broker.put("t", 0, b"%d" % number, 1_700_000_000_000 + 10 * (number // 3))
+    broker.put("t", 1, b"other")
+    with broker.serve():
+        yield broker
+
+
+@pytest.fixture
+def store(broker: Broker) -> Iterator[StoreReader]:
+    store = STORES.reader(at(broker))
+    yield store
+    store.close()
+
+
+def at(broker: Broker, name: str = "", **settings: object) -> Location:
+    location = Location.of(f"rocketmq://{broker.address}" + (f"/{name}" if name else ""))
+    return location.reached_by(retry_timeout_s=5.0, **settings)
+
+
+def bodies(store: StoreReader, start: int = 0, end: int = 200, **more: object) -> list[bytes]:
+    return list(rows_of(store, start, end, **more))
+
+
+def rows_of(store: StoreReader, start: int = 0, end: int = 200, **more: object) -> Iterator[bytes]:
+    for block in store.gather([Range("t", 0, start, end)], **more):
+        yield from block.decoded(["body"])["body"].to_pylist()
+
+
+def pulls(broker: Broker) -> list[Frame]:
+    return [frame for frame in broker.asked if frame.code == codes.PULL_MESSAGE]
+
+
+# ---- what there is
+
+
+def test_ends_and_begins(broker: Broker, store: StoreReader) -> None:
+    broker.begins[QUEUE] = 7
+    found = store.ends(["t", "missing"])
+    assert found.queues == {QUEUE: 200, ("t", 1): 1}
+    assert store.begins(found.queues) == {QUEUE: 7, ("t", 1): 0}
+    assert store.ends(["t", "missing"], found) is found
+    assert store.describe(["t", "missing"], queues=True).queue_ids == {"t": [0, 1]}
+    assert store.broker_name() == NAME
+
+
+def test_what_a_broker_gets_is_seen(broker: Broker, store: StoreReader) -> None:
+    before = store.ends(["t"])
+    broker.put("t", 0, b"new")
+    broker.put("t", 2, b"in a new queue")
+    for _ in range(100):  # the broker, and the name server, are asked again after a while
+        found = store.ends(["t"], before)
+        if ("t", 2) in found.queues:
+            break
+        store.await_change(1)
+    assert found.queues == {QUEUE: 201, ("t", 1): 1, ("t", 2): 1}
+    assert found.instance == before.instance
+
+
+def test_places_are_those_of_the_log(broker: Broker, store: StoreReader) -> None:
+    places = store.places({QUEUE: 200, ("t", 1): 1, ("t", 9): 3})
+    assert set(places) == {QUEUE, ("t", 1)}
+    place = places[QUEUE]
+    assert broker.log[place.physical_offset] == broker.queues[QUEUE][199]
+    assert place.size == len(broker.queues[QUEUE][199])
+
+
+@pytest.mark.parametrize(
+    "time_ms", [0, 1_699_999_999_999, 1_700_000_000_000, 1_700_000_000_335, 1_700_000_000_660, 1 << 42]
+)
+def test_a_time_is_found_exactly(store: StoreReader, time_ms: int) -> None:
+    """Brokers of different versions give different neighbours of a time; the fake one is always wrong."""
+    times = [1_700_000_000_000 + 10 * (number // 3) for number in range(200)]
+    wanted = next((number for number, stored in enumerate(times) if stored > time_ms), 200)
+    assert store.seek({QUEUE: time_ms}) == {QUEUE: wanted}
+
+
+def test_a_place_in_the_log_is_found_exactly(broker: Broker, store: StoreReader) -> None:
+    place = store.places({QUEUE: 150})[QUEUE]
+    assert store.seek({QUEUE: None}, physical_offset=place.physical_offset) == {QUEUE: 149}
+    assert store.seek({QUEUE: None}, physical_offset=place.physical_offset + 1) == {QUEUE: 150}
+    assert store.seek({QUEUE: 1_700_000_000_000}, physical_offset=place.physical_offset) == {QUEUE: 3}
+    assert store.seek({QUEUE: None}) == {QUEUE: 200}
+
+
+# ---- reading
+
+
+def test_every_message_is_read_once(broker: Broker, store: StoreReader) -> None:
+    assert bodies(store) == [b"%d" % number for number in range(200)]
+    assert bodies(store, 5, 6) == [b"5"]
+    assert bodies(store, 33, 170, max_rows=10) == [b"%d" % number for number in range(33, 170)]
+    assert all(frame.fields["sysFlag"] == "4" for frame in pulls(broker)), "no pull commits, and none is suspended"
+
+
+@pytest.mark.parametrize("most", [1, 3, 32])
+def test_a_broker_that_gives_less_than_it_was_asked_for(
+    broker: Broker, store: StoreReader, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("fake_broker.MOST_MESSAGES", most)
+    assert bodies(store) == [b"%d" % number for number in range(200)]
+
+
+def test_compressed_and_damaged_records_are_checked_by_who_reads(broker: Broker, store: StoreReader) -> None:
+    record = bytearray(broker.queues[QUEUE][50])
+    record[record.index(b"50")] ^= 1
+    broker.queues[QUEUE][50] = bytes(record)
+    with pytest.raises(CorruptionError):
+        bodies(store)
+
+
+def test_a_hole_is_an_error_and_no_row_behind_it_is_read(broker: Broker, store: StoreReader) -> None:
+    del broker.queues[QUEUE][100]
+    broker.put("t", 0, b"so that it is as long", number=199)
+    rows: list[bytes] = []
+    with pytest.raises(CorruptionError, match=r"message 100.*message 101"):
+        rows.extend(rows_of(store))
+    assert rows == [b"%d" % number for number in range(100)]
+
+
+def test_a_double_is_an_error(broker: Broker, store: StoreReader) -> None:
+    broker.queues[QUEUE].insert(100, broker.queues[QUEUE][99])
+    with pytest.raises(CorruptionError, match=r"message 100.*message 99"):
+        bodies(store)
+
+
+def test_a_message_of_another_queue_is_an_error(broker: Broker, store: StoreReader) -> None:
+    other = Broker()
+    for number in range(200):
+        other.put("t", 1, b"%d" % number)
+    broker.queues[QUEUE] = other.queues["t", 1]
+    with pytest.raises(CorruptionError):
+        bodies(store)
+
+
+def test_an_answer_that_is_cut_is_an_error(broker: Broker, store: StoreReader) -> None:
+    def cut(request: Frame) -> bytes | None:
+        if request.code != codes.PULL_MESSAGE:
+            return None
+        fields = {"minOffset": "0", "maxOffset": "200", "nextBeginOffset": "2"}
+        return answer(request, fields=fields, body=(broker.queues[QUEUE][0] + broker.queues[QUEUE][1])[:-1])
+
+    broker.fault = cut
+    with pytest.raises(CorruptionError, match="whole records"):
+        bodies(store)
+
+
+def test_messages_that_retention_deleted(broker: Broker, store: StoreReader) -> None:
+    broker.begins[QUEUE] = 20
+    with pytest.raises(OffsetOutOfRangeError, match="retention has deleted it") as caught:
+        bodies(store, 10)
+    assert (caught.value.queue_offset, caught.value.min) == (10, 20)
+    assert bodies(store, 20) == [b"%d" % number for number in range(20, 200)]
+
+
+def test_retention_while_a_range_is_read(broker: Broker, store: StoreReader) -> None:
+    """All messages before the gap are returned, and the error says where the next one is."""
+
+    def delete(request: Frame) -> None:
+        if request.code == codes.PULL_MESSAGE and int(request.fields["queueOffset"]) >= 64:
+            broker.begins[QUEUE] = 150
+
+    broker.fault = delete
+    rows: list[bytes] = []
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        rows.extend(rows_of(store))
+    assert rows == [b"%d" % number for number in range(64)]
+    assert (caught.value.queue_offset, caught.value.min) == (64, 150)
+
+
+def test_a_queue_that_is_shorter_than_planned(broker: Broker, store: StoreReader) -> None:
+    del broker.queues[QUEUE][150:]
+    with pytest.raises(StoreWentBackwardsError, match="t/0 ends at 150 now, but message 150 was there"):
+        bodies(store)
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+def test_connections_that_break_lose_and_double_nothing(broker: Broker, store: StoreReader, every: int) -> None:
+    count = 0
+
+    def broken(request: Frame) -> bytes | None:
+        nonlocal count
+        count += request.code == codes.PULL_MESSAGE
+        return b"" if request.code == codes.PULL_MESSAGE and count % every == 0 else None
+
+    broker.fault = broken
+    assert bodies(store) == [b"%d" % number for number in range(200)]
+    assert count > every
+
+
+def test_a_busy_broker_is_asked_again(broker: Broker, store: StoreReader) -> None:
+    count = 0
+
+    def busy(request: Frame) -> bytes | None:
+        nonlocal count
+        count += 1
+        return answer(request, codes.SYSTEM_BUSY, remark="[PCBUSY]") if count % 3 == 0 else None
+
+    broker.fault = busy
+    assert bodies(store) == [b"%d" % number for number in range(200)]
+
+
+def test_a_refusal_names_the_broker(broker: Broker, store: StoreReader) -> None:
+    def refuse(request: Frame) -> bytes | None:
+        pull = request.code == codes.PULL_MESSAGE
+        return answer(request, codes.NO_PERMISSION, remark="the group is not allowed") if pull else None
+
+    broker.fault = refuse
+    with pytest.raises(BrokerError, match=r"broker broker-a .* 16 NO_PERMISSION: the group is not allowed"):
+        bodies(store)
+
+
+# ---- whether it is still the same log
+
+
+def planned(store: StoreReader, end: int = 200) -> PlannedRead:
+    place = store.places({QUEUE: end})[QUEUE]
+    return PlannedRead("", place.end, store.prove_last(place.physical_offset, place.size, with_time=True))
+
+
+def test_the_last_record_is_recognised(broker: Broker, store: StoreReader) -> None:
+    place = store.places({QUEUE: 200})[QUEUE]
+    last = store.prove_last(place.physical_offset, place.size, with_time=True)
+    assert last is not None
+    assert last.store_timestamp_ms == 1_700_000_000_660
+    assert last.is_there(store.prove_last(place.physical_offset, place.size))
+    store.ends(["t"])
+    assert store.prove_last(broker.log_size, 100) == LastRecord(broker.log_size, 100, -1), "the log ends before"
+
+
+def test_a_record_that_retention_deleted_is_no_fault(broker: Broker, store: StoreReader) -> None:
+    place = store.places({QUEUE: 100})[QUEUE]
+    store.ends(["t"])
+    del broker.log[place.physical_offset]
+    broker.begins[QUEUE] = 100
+    assert store.prove_last(place.physical_offset, place.size) is None
+
+
+@pytest.mark.parametrize("change", ["body", "time", "host"])
+def test_another_record_at_the_same_place(broker: Broker, store: StoreReader, change: str) -> None:
+    """A master that lost its tail and went on, or another cluster under the same name."""
+    plan = planned(store)
+    assert plan.last is not None
+    other = Broker(log_size=plan.last.position)
+    other.queues[QUEUE] = broker.queues[QUEUE][:199]
+    other.put(
+        "t", 0, b"200" if change == "body" else b"199", 1_700_000_000_661 if change == "time" else 1_700_000_000_660
+    )
+    record = other.log[plan.last.position]
+    if change == "host":
+        record = record.replace(b"\x7f\0\0\1\0\0*\x9f", b"\x7f\0\0\2\0\0*\x9f")
+    assert record != broker.log[plan.last.position]
+    broker.log[plan.last.position] = broker.queues[QUEUE][199] = record
+    with pytest.raises(StoreWentBackwardsError, match="has changed since this micro-batch was planned"):
+        bodies(store, planned=plan)
+
+
+def test_the_plan_is_compared_again_after_a_connection_broke(broker: Broker, store: StoreReader) -> None:
+    """Another broker may be at the address by then."""
+    plan = planned(store)
+    assert plan.last is not None
+    broken = False
+
+    def swap(request: Frame) -> bytes | None:
+        nonlocal broken
+        if request.code == codes.PULL_MESSAGE and int(request.fields["queueOffset"]) == 64 and not broken:
+            broken = True
+            broker.log[plan.last.position] = b"another record"
+            return b""
+        return None
+
+    broker.fault = swap
+    with pytest.raises(StoreWentBackwardsError, match="has changed"):
+        bodies(store, planned=plan)
+    assert broken
+
+
+def test_a_queue_that_shrinks_is_counted(broker: Broker, store: StoreReader) -> None:
+    before = store.ends(["t"])
+    del broker.queues[QUEUE][100:]
+    found = before
+    while found is before:
+        store.await_change(1)
+        found = store.ends(["t"], before)
+    assert found.shrunk_since(before) == {QUEUE}
+    assert found.queues[QUEUE] == 100
+
+
+# ---- groups, and what cannot be
+
+
+def test_progress_is_published_and_read(broker: Broker, store: StoreReader) -> None:
+    store.publish_progress("spark", {QUEUE: 150, ("t", 1): 1})
+    assert broker.groups == {("spark", "t", 0): 150, ("spark", "t", 1): 1}
+
+
+def test_a_group_that_the_broker_does_not_have_is_made_by_a_pull(broker: Broker, store: StoreReader) -> None:
+    """A broker makes groups when they pull, and refuses their offsets before that."""
+
+    def unknown(request: Frame) -> bytes | None:
+        is_offset = request.code == codes.UPDATE_CONSUMER_OFFSET
+        has_pulled = any(frame.fields["consumerGroup"] == "spark" for frame in pulls(broker))
+        return answer(request, codes.SUBSCRIPTION_GROUP_NOT_EXIST) if is_offset and not has_pulled else None
+
+    broker.fault = unknown
+    store.publish_progress("spark", {QUEUE: 150})
+    assert broker.groups == {("spark", "t", 0): 150}
+
+
+def test_brokers_are_stores(broker: Broker) -> None:
+    location = at(broker)
+    assert list(brokers_of(location, ["t"])) == [NAME]
+    assert brokers_of(location, ["missing"]) == {}
+    one = brokers_of(location)[NAME]
+    assert (str(one), one.broker, one.name_servers) == (f"{location}/{NAME}", NAME, broker.address)
+    assert one.settings == location.settings
+
+
+def test_a_broker_that_nobody_knows(broker: Broker) -> None:
+    store = STORES.reader(at(broker, "broker-z").reached_by(retry_timeout_s=0.2))
+    with pytest.raises(StoreUnavailableError, match=r"broker broker-z: the name servers .* do not know it"):
+        store.begins([QUEUE])
+    store.close()
+
+
+def test_a_broker_takes_no_batches(broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="address of RocketMQ brokers"):
+        STORES.writer(at(broker), StoreConfig(), staging_ttl_s=1.0)
+
+
+def test_a_reader_that_is_closed(store: StoreReader) -> None:
+    store.close()
+    with pytest.raises(StoreClosedError, match="this reader is closed"):
+        store.ends(["t"])
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rocketmq://a:1",
+        "rocketmq://a:1;b:2",
+        "rocketmq://[::1]:9876;b:2/broker-a",
+        "RocketMQ://a:1/",
+        "rocketmq://a:1/b_1.x",
+    ],
+)
+def test_addresses_of_brokers(text: str) -> None:
+    location = Location.of(text)
+    assert location.is_cluster
+    assert location.is_remote
+    assert str(location).lower() == text.lower().rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rocketmq://",
+        "rocketmq://a",
+        "rocketmq://a:1,b:2",
+        "rocketmq://a:1;b",
+        "rocketmq://u:p@a:1/x y",
+        "rocketmq:a:1",
+        "rocketmq://a:1/x/y",
+    ],
+)
+def test_what_is_no_address_of_brokers(text: str) -> None:
+    with pytest.raises(ConfigError, match="rocketmq://host:port;host:port"):
+        Location.of(text)
