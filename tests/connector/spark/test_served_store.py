@@ -150,14 +150,14 @@ def test_a_server_and_all_secrets_are_replaced_under_a_running_query(
 
     trust(0), show(0), accept(0), replace(token, "token-0")
     served = start()
-    given = {"tokenFile": str(token), "caFile": str(trusted), "retryTimeout": "120s"}
+    options = {"tokenFile": str(token), "caFile": str(trusted), "retryTimeout": "120s"}
     rows = spark.readStream.format("messagestore").option("subscribe", "t").option("startingOffsets", "earliest")
     query = (
-        rows.options(**given)
+        rows.options(**options)
         .load(served.url)
         .select("body")
         .writeStream.format("messagestore")
-        .options(topic="copy", checkpointLocation=str(tmp_path / "checkpoint"), **given)
+        .options(topic="copy", checkpointLocation=str(tmp_path / "checkpoint"), **options)
         .trigger(processingTime="0 seconds")
         .start(served.url)
     )
@@ -176,8 +176,8 @@ def test_a_server_and_all_secrets_are_replaced_under_a_running_query(
             show(number)
             assert served.stop(60.0)
             with MessageStore.open(root, SMALL) as store:  # what the query finds when the server is there again
-                for each in range(10):
-                    store.put_message(Message("t", f"{number}/{each}".encode(), queue_id=0))
+                for index in range(10):
+                    store.put_message(Message("t", f"{number}/{index}".encode(), queue_id=0))
             sent += 10
             served = start()
             accept(number)

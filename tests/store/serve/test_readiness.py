@@ -57,15 +57,15 @@ def root(tmp_path: Path) -> str:
 def serving(root: str) -> Iterator[Callable[..., ServedStore]]:
     started: list[ServedStore] = []
 
-    def serve(**given: Any) -> ServedStore:
-        served = ServedStore(root, SMALL, **given)
+    def serve(**settings: Any) -> ServedStore:
+        served = ServedStore(root, SMALL, **settings)
         started.append(served)
         served.start()
         return served
 
     yield serve
-    for each in started:
-        each.stop(0.0)
+    for server in started:
+        server.stop(0.0)
 
 
 def test_a_full_disk_is_not_ready_until_there_is_room(serving: Callable[..., ServedStore]) -> None:

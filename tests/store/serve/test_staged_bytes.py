@@ -83,19 +83,19 @@ def rows(count: int = ROWS) -> Any:
 
 
 def staged(writer: RemoteWriter, batch: int, driver: str = "0") -> Any:
-    found = writer.prepare()
-    with writer.stage(Write(driver, "k", batch), found.store_id) as staging:
+    with writer.stage(Write(driver, "k", batch), writer.prepare().store_id) as staging:
         staging.write(rows())
         return staging.finish()
 
 
 def full(setting: Setting) -> list[Any]:
     """The files with which client a has no room for another one."""
-    found = [staged(setting.writer(), batch) for batch in range(2)]
-    assert sum(each.size for each in found) <= LIMIT < sum(each.size for each in found) + found[0].size
+    files = [staged(setting.writer(), batch) for batch in range(2)]
+    total = sum(file.size for file in files)
+    assert total <= LIMIT < total + files[0].size
     with pytest.raises(StoreUnavailableError, match=r"client a has staged [0-9,]+ bytes .* over the 25,000 .*--staged"):
         staged(setting.writer(), 9)
-    return found
+    return files
 
 
 def test_several_files_of_a_client_are_over_the_limit_together(setting: Setting) -> None:
@@ -104,7 +104,7 @@ def test_several_files_of_a_client_are_over_the_limit_together(setting: Setting)
     assert staged(setting.writer("b"), 0).row_count == ROWS
     assert len(setting.files()) == 3
     text = setting.service.figures().decode()
-    assert f'messagestore_serve_staged_bytes{{client="a"}} {sum(each.size for each in files)}\n' in text
+    assert f'messagestore_serve_staged_bytes{{client="a"}} {sum(file.size for file in files)}\n' in text
 
 
 def test_a_commit_makes_room(setting: Setting) -> None:
@@ -117,7 +117,7 @@ def test_a_commit_makes_room(setting: Setting) -> None:
 
 def test_an_abort_makes_room(setting: Setting) -> None:
     files, writer = full(setting), setting.writer()
-    writer.abort([each.name for each in files], writer.prepare().store_id)
+    writer.abort([file.name for file in files], writer.prepare().store_id)
     assert [staged(setting.writer(), batch).row_count for batch in (2, 3)] == [ROWS, ROWS]
 
 

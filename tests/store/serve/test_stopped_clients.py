@@ -73,7 +73,7 @@ class Clients:
         rows = encode(ColumnTexts(columns(bodies(10))), limits=CONFIG, store_host=host, born_host=host)
         begin = b"".join(frames.packed({"stage": {"write": values.to_json(Write("0", "k")), "store_id": store_id}}))
         frame = b"".join(parts.pack_rows(rows))
-        data = b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in (begin, frame))
+        data = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (begin, frame))
         return self.send("stage", "Transfer-Encoding: chunked", data[:-100])
 
     def close(self) -> None:
@@ -121,19 +121,19 @@ def test_clients_that_stop_in_stage_and_in_gather_leave_nothing(root: str, stuck
     clients = Clients(server.url)
     try:
         writer = STORES.writer(server.url, CONFIG, staging_ttl_s=60)
-        found = writer.prepare()
+        store_id = writer.prepare().store_id
         for _ in range(EIGHT):
-            clients.stage(found.store_id)
+            clients.stage(store_id)
             clients.gather()
         until(lambda: len(set(stuck)) == 2 * EIGHT)
         budget, pool = server.service.budget, server._http.requests
 
         host = store_host_of(CONFIG)
-        with writer.stage(Write("0", "other"), found.store_id) as staging:
+        with writer.stage(Write("0", "other"), store_id) as staging:
             staging.write(encode(ColumnTexts(columns(bodies(5))), limits=CONFIG, store_host=host, born_host=host))
             staged = staging.finish()
         version = sum(name.endswith(".staged") for name in files(root))
-        assert writer.commit([staged], BatchRequest("other", version - 1), found.store_id).result.status == "appended"
+        assert writer.commit([staged], BatchRequest("other", version - 1), store_id).result.status == "appended"
         reader = STORES.reader(server.url)
         assert sum(len(part.sizes) for part in reader.gather([Range("t", 0, COUNT - 5, COUNT)])) == 5
         reader.close()

@@ -36,18 +36,18 @@ def serving(tmp_path: Path) -> Iterator[Callable[[tuple[int, int]], str]]:
         return server.url
 
     yield serve
-    for each in started:
-        each.stop()
+    for server in started:
+        server.stop()
 
 
 def use(url: str) -> int:
     """Write five messages through each kind of verb, and read all; how many there are."""
     writer = STORES.writer(url, SMALL, staging_ttl_s=60)
-    found, host = writer.prepare(), store_host_of(SMALL)
-    with writer.stage(Write("0", "k"), found.store_id) as staging:
+    described, host = writer.prepare(), store_host_of(SMALL)
+    with writer.stage(Write("0", "k"), described.store_id) as staging:
         staging.write(encode(ColumnTexts(columns(bodies(5))), limits=SMALL, store_host=host, born_host=host))
         staged = staging.finish()
-    writer.commit([staged], BatchRequest("app", 0), found.store_id)
+    writer.commit([staged], BatchRequest("app", 0), described.store_id)
     reader = STORES.reader(url)
     ends = reader.ends(["t"]).queues
     parts = reader.gather([Range(*queue, 0, end) for queue, end in sorted(ends.items())])
