@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,9 +53,8 @@ def create_topic(names: NameServer, brokers: Sequence[RealBroker], topic: str, q
         address = f"127.0.0.1:{one.port}"
         arguments = ("-b", address, "-t", topic, "-r", str(queues), "-w", str(queues))
         soon(lambda arguments=arguments: names.mqadmin("updateTopic", *arguments), lambda text: "success" in text)
-    client = Client(str(names))
-    soon(lambda: client.route(topic, fresh=True), lambda route: len(route.queues) == len(brokers))
-    client.close()
+    with contextlib.closing(Client(str(names))) as client:
+        soon(lambda: client.route(topic, fresh=True), lambda route: len(route.queues) == len(brokers))
 
 
 def put(
@@ -67,21 +67,20 @@ def put(
     credentials: Path | str = "",
 ) -> None:
     """Send messages to the queues of one broker by turns, one after the other."""
-    client = Client(str(names), RemotingSettings(credentials_file=str(credentials)))
-    address = client.route(topic).brokers[name].master
-    assert address is not None
-    for number, body in enumerate(bodies):
-        now_ms = time.time_ns() // 1_000_000
-        fields = {
-            "a": "tests",
-            "b": topic,
-            "c": "TBW102",
-            "d": queues,
-            "e": number % queues,
-            "f": 0,
-            "g": now_ms,
-            "h": 0,
-        }
-        fields |= {"i": "TAGS\x01even\x02" if number % 2 == 0 else "", "j": 0, "k": False, "m": False}
-        client.request(address, codes.SEND_MESSAGE_V2, fields, body, broker=name)
-    client.close()
+    with contextlib.closing(Client(str(names), RemotingSettings(credentials_file=str(credentials)))) as client:
+        address = client.route(topic).brokers[name].master
+        assert address is not None
+        for number, body in enumerate(bodies):
+            now_ms = time.time_ns() // 1_000_000
+            fields = {
+                "a": "tests",
+                "b": topic,
+                "c": "TBW102",
+                "d": queues,
+                "e": number % queues,
+                "f": 0,
+                "g": now_ms,
+                "h": 0,
+            }
+            fields |= {"i": "TAGS\x01even\x02" if number % 2 == 0 else "", "j": 0, "k": False, "m": False}
+            client.request(address, codes.SEND_MESSAGE_V2, fields, body, broker=name)

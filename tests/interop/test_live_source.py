@@ -112,6 +112,40 @@ def test_two_brokers_one_of_which_is_killed_and_comes_back(memory: Path, names: 
         COUNTS.stores += 2
 
 
+def test_a_slave_is_read_while_the_master_is_down(memory: Path, names: NameServer) -> None:
+    """A query that begins now gets all that the slave has, one that was running goes on, and both when it is back."""
+    master = broker(NEWEST, memory, names)
+    slave = broker(NEWEST, memory, names, broker_id=1, more="slaveReadEnable=true\n")
+    first, second = bodies("first", 200), bodies("second", 50)
+    query, late = Query(names), Query(names)
+    with slave:
+        with master:
+            create_topic(names, [master], "t")
+            put(names, "t", first)
+            assert query.run() == 200
+            follower = STORES.reader(Location.of(f"rocketmq://{names}/broker-a").reached_by(read_from="slave"))
+            ends = soon(lambda: follower.ends(["t"]), lambda ends: sum(ends.queues.values()) == 200)
+            assert not ends.recovered, "it is the slave that was asked"
+            # A slave has its master's topics, without which it answers no pull, after a minute
+            soon(
+                lambda: follower.places(ends.queues),
+                lambda places: len(places) == 2 and not follower.ends(["t"]).recovered,
+            )
+            follower.close()
+            assert master.process is not None
+            master.process.kill()
+            master.process.wait()
+        assert late.run() == 200
+        assert query.run() == 0
+        with master:
+            soon(lambda: put(names, "t", second), lambda _: True)
+            for one in (query, late):
+                total = soon(lambda one=one: (one.run(), len(one.rows))[1], lambda count: count == 250)
+                assert total == 250
+                one.check(*first, *second)
+    COUNTS.stores += 2
+
+
 def test_a_broker_that_is_older_than_the_checkpoint(memory: Path, names: NameServer) -> None:
     """A broker that was restored from a copy has other messages under the same numbers: the query is refused."""
     query = Query(names, retryTimeout="90s")
