@@ -23,7 +23,7 @@ from messagestore import ConfigError, Message, MessageStore, StoreConfig
 from messagestore.broker import expired, retention
 from messagestore.broker.retention import Retention
 from messagestore.files.consume_queue import ConsumeQueue
-from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.index_file import IndexService
 from messagestore.files.timer_progress import TIMER_TOPIC
 from messagestore.files.topics import Topics
@@ -99,6 +99,17 @@ def groups_that_read(_: Ground) -> Iterator[Verdict]:
             store.delete_expired_files(reserved_hours=0)
             begin = store.min_offset("single", 0)
             yield Verdict(lost=[f"messages 20 to {begin - 1}, which a group had not read"] * (begin > 20))
+
+
+def retries_that_wait(_: Ground) -> Iterator[Verdict]:
+    """A message was sent back to a group, which has no place in its retry topic."""
+    with _scratch() as root, MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("%RETRY%delays", b"again", queue_id=0))
+        for number in range(60):
+            store.put_message(Message("single", b"put/%d/" % number + b"." * 1000, queue_id=0))
+        publish_offsets(str(root), "delays", {("single", 0): 60})
+        store.delete_expired_files(reserved_hours=0)
+        yield Verdict(lost=["a message that was sent back"] * store.min_offset("%RETRY%delays", 0))
 
 
 def half_messages_that_wait(_: Ground) -> Iterator[Verdict]:
@@ -210,6 +221,7 @@ MUTANTS = (
     Mutant("retention restates no batch", without(retention, "restate_batches", []), "copies without spark/", copies_without_spark),
     Mutant("retention deletes the last file of a queue whose units are on the disk", patched(Retention, "_without_next_number", lambda _: lambda _self, _queue, gone: gone), "numbers of queues after a power cut", numbers_after_a_cut),
     Mutant("retention does not look at consumer groups", without(expired, "needed", []), "a group that has not read all", groups_that_read),
+    Mutant("retention does not look at the retry topic of a group", patched(ConsumerOffsets, "topics_read", lambda _: lambda table, _exists: table.topics_of_groups()), "a message that was sent back", retries_that_wait),
     Mutant("retention does not look at open half messages", without(expired, "_needed_halves", []), "a half message that waits", half_messages_that_wait),
     Mutant("retention does not look at delayed messages", lambda: mock.patch.object(expired, "SCHEDULE_TOPIC", "none"), "a delayed message that waits", delayed_messages_that_wait),
     Mutant("retention does not look at timer messages", without(expired, "waiting_in", []), "timer messages that wait", timers_that_wait),

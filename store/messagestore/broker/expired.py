@@ -424,7 +424,8 @@ def needed(
     message counts like one that RocketMQ's group of half messages has not read, whatever the table of offsets says: it
     is saved only now and then.
 
-    A queue of a topic that the group reads, in which it has no offset, counts as not read at all, as in `lag`.
+    A queue of a topic that the group reads, in which it has no offset, counts as not read at all, as in `lag`. So do
+    the queues of its retry topic.
 
     Raises
     ------
@@ -435,7 +436,8 @@ def needed(
     table.load()
 
     needed = []
-    for group, topics in table.topics_of_groups().items():
+    topics_read = table.topics_read(lambda topic: bool(queue_ids_of(files.disk, files.paths.root, topic)))
+    for group, topics in topics_read.items():
         if group in ignored or group == HALF_GROUP:
             continue
         places = [

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from messagestore.errors import ConfigError, MessageIllegalError, StoreLockedError
@@ -25,7 +25,7 @@ from messagestore.files.config_table import ConfigTable
 from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import WriterLock, probe_java
 from messagestore.format.half_records import GROUP as HALF_GROUP
-from messagestore.format.message import MAX_QUEUE_ID, group_fault, topic_fault
+from messagestore.format.message import MAX_QUEUE_ID, RETRY_PREFIX, group_fault, topic_fault
 
 _SEPARATOR = "@"
 _LARGEST_OFFSET = (1 << 63) - 1
@@ -88,6 +88,17 @@ class ConsumerOffsets(ConfigTable[str, dict[int, int]]):
     def topics_of_groups(self) -> dict[str, list[str]]:
         """Return each group and the topics in which it has offsets, both sorted, in one pass."""
         return _topics_of_groups(self._rows)
+
+    def topics_read(self, has_queues: Callable[[str], bool]) -> dict[str, list[str]]:
+        """Return each group and what it reads, both sorted: the topics in which it has offsets, and its retry topic.
+
+        Every consumer reads the retry topic of its group from the beginning, and has no offset there before it has
+        read the first message. `has_queues` says whether there is such a topic.
+        """
+        return {
+            group: sorted({*topics, *filter(has_queues, [RETRY_PREFIX + group])})
+            for group, topics in self.topics_of_groups().items()
+        }
 
     def get(self, topic: str, group: str) -> dict[int, int]:
         """Return queue id -> next offset to consume; empty for a group that has never read the topic."""

@@ -198,7 +198,7 @@ def group_lag(path: str, config: StoreConfig | None, group: str) -> tuple[list[d
     with _view(path, config) as view:
         table = ConsumerOffsets(view.files.disk, view.files.paths.root)
         table.load()
-        topics = table.topics(group)
+        topics = table.topics_read(view.topics().__contains__).get(group, [])
         committed = {
             (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()
         }
@@ -687,7 +687,7 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
-    for group, topics in offsets.topics_of_groups().items():
+    for group, topics in offsets.topics_read(view.topics().__contains__).items():
         for topic in topics:
             committed = offsets.get(topic, group)
             try:
@@ -857,7 +857,7 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
         faults.append(str(error))
         return []
     figures = []
-    for group, topics in table.topics_of_groups().items():
+    for group, topics in table.topics_read(view.topics().__contains__).items():
         for topic in topics:
             committed = table.get(topic, group)
             try:

@@ -191,6 +191,32 @@ def test_a_consumer_group_keeps_what_it_has_not_read(root: Path) -> None:
         assert again.unread_groups == ()
 
 
+def test_a_retried_message_stays_although_its_group_has_no_place_in_its_retry_topic(root: Path) -> None:
+    """A group has no offset in its retry topic before it has read the first message there: it was deleted unread."""
+    with MessageStore.open(root, CONFIG) as store:
+        place = store.put_message(Message("%RETRY%delays", b"precious", queue_id=0)).physical_offset
+        put(store, 40)
+        store.writer.clean_end.move()
+        publish_offsets(str(root), "delays", {("busy", 0): store.max_offset("busy", 0)})
+        publish_offsets(str(root), "others", {("early", 0): 20})
+
+        deleted = store.delete_expired_files(reserved_hours=0)
+        assert deleted.min_offset == place // SEGMENT * SEGMENT
+        assert "consumer group delays has not read %RETRY%delays/0 from message 0 on" in deleted.kept
+
+        behind = {(row["group"], row["topic"]): row["lag"] for row in operator.groups(str(root), CONFIG)[0]}
+        assert behind == {
+            ("delays", "busy"): 0,
+            ("delays", "%RETRY%delays"): 1,
+            ("others", "early"): 0,
+        }
+        lags, _ = operator.group_lag(str(root), CONFIG, "delays")
+        assert [(row["topic"], row["lag"]) for row in lags] == [("%RETRY%delays", 1), ("busy", 0)]
+
+        publish_offsets(str(root), "delays", {("%RETRY%delays", 0): 1})
+        assert store.delete_expired_files(reserved_hours=0).min_offset > place
+
+
 def test_a_delayed_message_that_was_not_delivered_keeps_its_segment(root: Path) -> None:
     with MessageStore.open(root, CONFIG.replace(file_reserved_time=-1)) as store:
         store.put_message(Message("later", b"x", queue_id=0, delay_time_level=18))
