@@ -382,6 +382,25 @@ class QueryConflictError(BatchConflictError):
     """A batch comes from another query than the one that wrote the earlier batches of this app id."""
 
 
+class ProgressConflictError(StoreError, RuntimeError):
+    """A batch was to move a consumer group that is elsewhere than where its consumer began. Nothing was appended.
+
+    Attributes
+    ----------
+    group, topic : str
+    queue_id : int
+    offset : int
+        Where the group is; -1: it has no progress in the queue.
+    """
+
+    def __init__(self, message: str, *, group: str, topic: str, queue_id: int, offset: int) -> None:
+        super().__init__(message)
+        self.group = group
+        self.topic = topic
+        self.queue_id = queue_id
+        self.offset = offset
+
+
 class VersionRegressionError(StoreError, RuntimeError):
     """A batch has a version below the last one of its app, and the store does not know it.
 

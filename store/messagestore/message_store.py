@@ -41,6 +41,7 @@ from messagestore.batches.append import (
     append_batch,
     last_batch,
 )
+from messagestore.batches.progress import ClaimedProgress, ProgressToMove
 from messagestore.broker import retries
 from messagestore.broker.delivery import Delivered
 from messagestore.broker.expired import ExpiredFiles, asked_for
@@ -1066,6 +1067,7 @@ class MessageStore(ReadOnlyStore):
         *,
         topic: str | None = None,
         queue_id: int | None = None,
+        progress: ProgressToMove | Mapping[str, Mapping[tuple[str, int], int]] | None = None,
     ) -> BatchResult:
         """Append messages for any topics and queues as one batch, which is in the log completely or not at all.
 
@@ -1084,6 +1086,11 @@ class MessageStore(ReadOnlyStore):
         topic, queue_id : str | None, int | None
             One topic, or one queue, for all rows of all frames; it takes precedence over a column. `MessageColumns`
             have their own, so these must be None then.
+        progress : Positions, dict of group to dict of (topic, queue id) to int, or None
+            What this batch is the result of: `Consumer.positions()`, or the next offsets of consumer groups. Results
+            and progress count from the same moment, so a program that reads and appends in this way does each message
+            exactly once, whatever is killed. The batch is then synced, whatever `flushDiskType` says. If the batch is
+            already known, it has moved the progress before, and nothing is moved.
 
         Returns
         -------
@@ -1101,6 +1108,10 @@ class MessageStore(ReadOnlyStore):
             The store holds this batch with other rows, or the app's batches are another query's. Nothing was written.
         VersionRegressionError, LostBatchesError
             The version is too low, or batches before it are missing. Nothing was written.
+        ProgressConflictError
+            The group of `progress` is elsewhere than where its consumer began. Nothing was written.
+        StoreLockedError
+            A worker of the group has a queue of `progress`, and it is not the one that gives it. Nothing was written.
         StoreFullError
             The disk is full. Nothing of the batch is in the log.
         StorePoisonedError
@@ -1120,6 +1131,10 @@ class MessageStore(ReadOnlyStore):
         """
         writer, config = self.writer, self.writer.files.config
         parts = columns_of(columns, topic, queue_id)
+        if progress is None or isinstance(progress, ProgressToMove):
+            to_move = progress
+        else:
+            to_move = ClaimedProgress(writer.files.paths.root, writer.files.disk, progress)
         if request is not None:
             arguments.instance("request", request, BatchRequest)
         pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
@@ -1145,7 +1160,9 @@ class MessageStore(ReadOnlyStore):
                 chunks = Chunks(next(made[number % _ENCODERS]) for number in range(len(pieces)))
         else:
             chunks = Chunks(map(encode, pieces, first_rows))
-        return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
+        if progress is None:
+            return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
+        return append_batch(writer, chunks, request or BatchRequest(), progress=to_move)
 
     def send_back(
         self, message: MessageExt, group: str, delay_level: int | None = None, *, reason: str | None = None

@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from messagestore.batches.progress import settle_progress
 from messagestore.broker.delivery import Delivery
 from messagestore.broker.open_halves import OpenHalves
 from messagestore.errors import (
@@ -352,6 +353,7 @@ class AttachedStore:
                 self._check_place()
                 if self.writer is None or not catch_up(self.writer):
                     self._recover(accept_loss=accept_loss)
+                    self._settle_progress()
 
             assert self.writer is not None
             self.writer.check_usable()
@@ -366,6 +368,17 @@ class AttachedStore:
                     self._drop()
             raise
         return self.writer
+
+    def _settle_progress(self) -> None:
+        """Write what batches of a writer that was killed did to the progress of consumer groups.
+
+        If that fails, readers take the progress from the log, and the store can be used.
+        """
+        assert self.writer is not None
+        try:
+            settle_progress(self.writer)
+        except (StoreLockedError, ConfigError, CorruptionError, OSError) as error:
+            _log.warning("%s: the progress of consumer groups could not be written: %s", self.paths.root, error)
 
     def _hold_root(self) -> bool:
         """Hold the folder that is at the root now: from now on, everything is read and written in this folder.

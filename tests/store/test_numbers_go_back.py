@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from crash.harness import die
@@ -25,12 +26,13 @@ from messagestore import (
     ReadOnlyStore,
     StoreWentBackwardsError,
 )
-from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
+from messagestore.files.consumer_offsets import PROGRESS_GROUP, ConsumerOffsets, publish_offsets
 from messagestore.files.delay_offsets import DelayOffsets
 from messagestore.files.disk import Disk
 from messagestore.format.half_records import GROUP as HALF_GROUP
 from messagestore.format.half_records import HALF_TOPIC, OP_TOPIC
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
+from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.inspect import operator
 from messagestore.inspect.verify import verify
@@ -394,6 +396,28 @@ def test_the_lag_of_a_group_is_neither_negative_nor_silently_zero(tmp_path: Path
         history.put(store, MORE)
     (of_lag,), remarks = operator.group_lag(root, CONFIG, "g")
     assert (of_lag["lag"], of_lag["beyond"], remarks) == (end + MORE, 0, [])
+
+
+@EVERY_WAY
+def test_the_progress_of_a_new_batch_counts(tmp_path: Path, way: WayBack) -> None:
+    """The BATCH queue began again below what the table called settled, and pending progress was overlooked."""
+    assert ANSWERS[Memory.SETTLED, way] is Answer.LOWERED
+
+    def settle(history: History, store: MessageStore) -> None:
+        store.flush()
+        publish_offsets(str(history.root), PROGRESS_GROUP, {(BATCH_TOPIC, 0): READ}, own=True)
+
+    history = History(tmp_path / "s", "plain", settle)
+    history.back(way)
+    with MessageStore.open_read_only(history.root, CONFIG) as view:
+        end = view.max_offset(BATCH_TOPIC, 0) if BATCH_TOPIC in view.topics() else 0
+    assert end < READ
+    with history.open() as store:
+        history.put(store, 1)
+        store.append_batch(pa.table({"body": [b"."]}), topic="out", queue_id=0, progress={"g": {("t", 0): 1}})
+    table = ConsumerOffsets(Disk(), str(history.root))
+    table.load()
+    assert (table.settled, table.get("t", "g")) == (end + 1, {0: 1})
 
 
 # ---- half messages

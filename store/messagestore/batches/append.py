@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from messagestore.batches.plan import BatchPlan, BatchRequest, Chunks, ChunkSource, OwnRequest, PlannedWrite, Restated
+from messagestore.batches.progress import Move, ProgressToMove
 from messagestore.batches.rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide, decide_by_id
-from messagestore.errors import (
-    LostBatchesError,
-    StoreFullError,
-)
+from messagestore.errors import ConfigError, LostBatchesError, StoreFullError
 from messagestore.format.batch_record import check_app_id
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import UNIT
@@ -50,6 +49,7 @@ def append_batch(
     *,
     planned: PlannedWrite | None = None,
     own: bool = False,
+    progress: ProgressToMove | None = None,
 ) -> BatchResult:
     """Append a batch. The log contains all of it once if this returns, and nothing of it if this raises.
 
@@ -63,9 +63,13 @@ def append_batch(
         Recognises a batch without an app id that was appended before. None: such a batch is appended in any case.
     own : bool
         The store made the records itself: their topics, which are in `config/topics.json`, and queues are not checked.
+    progress : ProgressToMove | None
+        The progress of consumer groups that the batch moves. If the batch is known, it has moved it already.
 
     Raises
     ------
+    ProgressConflictError, StoreLockedError
+        The progress is not the caller's to move; nothing was written.
     BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError
         The rules in `rules` refuse the batch; nothing was written.
     MessageIllegalError
@@ -75,7 +79,13 @@ def append_batch(
     StorePoisonedError
         A sync failed; the next opening of the store decides whether the batch is in the log.
     """
-    with _ready(writer, request):
+    if progress is not None and request.flush_disk_type != SYNC_FLUSH:
+        raise ConfigError(
+            f"progress: found {request.flush_disk_type} in the request; allowed is SYNC_FLUSH. A power cut could take "
+            f"the results and leave the progress",
+            key="progress",
+        )
+    with _ready(writer, request), ExitStack() as held:
         decision = _check_journal(writer, source, request, planned)
         stored = decision.known
         if stored is not None:
@@ -85,6 +95,7 @@ def append_batch(
             return stored
         writer.check_disk()
         end = writer.end.physical_offset
+        move = None if progress is None else Move(writer, progress, held)
         plan = BatchPlan(
             writer.files,
             end,
@@ -94,8 +105,11 @@ def append_batch(
             decision.replaces,
             own=own,
             batch_id=None if planned is None else planned.batch_id,
+            progress=None if move is None else move.begin,
         )
         _append(writer, plan)
+        if move is not None:
+            move.finish()
         return BatchResult(
             APPENDED,
             plan.batch.physical_offset,

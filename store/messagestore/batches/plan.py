@@ -24,6 +24,7 @@ from messagestore.format.batch_record import (
     SOURCE_NONE,
     SOURCE_SPARK,
     BatchRecord,
+    Progress,
     check_app_id,
     check_origin,
 )
@@ -313,6 +314,8 @@ class BatchPlan:
         What is written in place of an app id, if the request has none; None: a random one.
     restated : Restated | None
         The batch that the record describes; `source` has no rows then.
+    progress : callable | None
+        Returns the progress of consumer groups that the batch moves, once all numbers of the batch are known.
     """
 
     def __init__(
@@ -327,6 +330,7 @@ class BatchPlan:
         own: bool = False,
         batch_id: str | None = None,
         restated: Restated | None = None,
+        progress: Callable[[int], Progress] | None = None,
     ) -> None:
         self.files = files
         self.log = files.commit_log
@@ -350,6 +354,7 @@ class BatchPlan:
         for key in self.counts:
             self.first_offsets[key] = next_offset(*key)
 
+        number = next_offset(BATCH_TOPIC, 0)
         self.batch = BatchRecord(
             app_id=request.app_id if request.app_id is not None else batch_id or uuid.uuid4().hex,
             version=request.version,
@@ -357,7 +362,7 @@ class BatchPlan:
             query_id=request.query_id,
             store_id=files.store_id,
             physical_offset=0,
-            queue_offset=next_offset(BATCH_TOPIC, 0),
+            queue_offset=number,
             end=0,
             flush_disk_type=request.flush_disk_type,
             row_count=self.row_count,
@@ -368,6 +373,7 @@ class BatchPlan:
             start=request.start,
             origin=request.origin,
             topic=request.topic,
+            progress={} if progress is None else progress(number),
         )
 
         if restated is not None:

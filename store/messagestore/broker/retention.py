@@ -26,6 +26,7 @@ import time
 from dataclasses import replace
 
 from messagestore.batches.append import newest_batches, restate_batches
+from messagestore.batches.progress import settle_progress
 from messagestore.broker.expired import (
     DeliveryProgress,
     ExpiredFiles,
@@ -214,6 +215,7 @@ class Retention:
         """What may be deleted. The clean end moves first if segments lie above it. Call under the mutex."""
         writer = self.writer
         writer.finish()
+        settle_progress(writer)  # the BATCH record that carries it may be deleted
         if writer.log.segment_of(max(writer.state.clean_end, writer.log.min_offset)) < writer.log.segment_of(
             writer.end.physical_offset
         ):

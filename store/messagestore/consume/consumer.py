@@ -11,6 +11,7 @@ Threads: one at a time, except `close`. Processes: a forked child opens a consum
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -23,6 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from messagestore.consume.messages import Block, ConsumedMessage
+from messagestore.consume.positions import Positions
 from messagestore.consume.progress import GroupProgress, Queue
 from messagestore.errors import (
     ConfigError,
@@ -67,6 +69,8 @@ class _Cursor:
         Up to here the group's progress is written, so that less need not be; -1: not known, or sought back.
     last : ConsumedMessage | None
         The last message that was handed out since the last seek.
+    bases : tuple of int
+        Where the group may be in the table if nobody but this consumer has moved it; -1: it has no progress.
     held : ConsumedMessage | None
         In an orderly consumer: the message that is not done yet. Until `held_until_s` it is not handed out again;
         infinity: the caller has it.
@@ -74,12 +78,25 @@ class _Cursor:
         Messages of the block that was read, from `next_row` on not handed out yet.
     """
 
-    __slots__ = ("end", "floor", "held", "held_until_s", "last", "next_row", "paused", "position", "queue", "ready")
+    __slots__ = (
+        "bases",
+        "end",
+        "floor",
+        "held",
+        "held_until_s",
+        "last",
+        "next_row",
+        "paused",
+        "position",
+        "queue",
+        "ready",
+    )
 
     def __init__(self, queue: Queue, position: int, floor: int) -> None:
         self.queue = queue
         self.position = self.end = position
         self.floor = floor
+        self.bases: tuple[int, ...] = (floor, position)  # two, if what the group has lies beyond the queue's end
         self.last: ConsumedMessage | None = None
         self.ready: list[ConsumedMessage] = []
         self.next_row = 0
@@ -119,6 +136,12 @@ class _Cursor:
             if self.next_row == len(self.ready):
                 self.ready, self.next_row, self.position = [], 0, self.end
         return taken
+
+    def committed(self, offset: int) -> None:
+        """The group is at an offset now."""
+        self.floor, self.bases = offset, (offset,)
+        if self.held is not None and self.held.queue_offset < offset:
+            self.held = None
 
     def seek(self, position: int) -> None:
         if position < self.floor:
@@ -269,7 +292,7 @@ class Consumer:
 
         self._view = StoreView(path, settings, disk)
         self._locks = GroupLocks(self._view.files.disk, path, group)
-        self._progress = GroupProgress(self._view.files.disk, path, group)
+        self._progress = GroupProgress(self._view, group)
         self._pattern, self._disk = pattern, disk
         self._retry_topic = f"{RETRY_PREFIX}{group}"
         if self._retry_topic not in names:
@@ -372,6 +395,13 @@ class Consumer:
                     break
             if not most:
                 return
+
+    def take_back(self, messages: Mapping[Queue, Sequence[ConsumedMessage]]) -> None:
+        """Hand out again what a `poll` returned and nobody got, because who asked for it was cancelled."""
+        with self._used():
+            for queue, of_queue in messages.items():
+                if queue in self._cursors:
+                    self._cursors[queue].seek(of_queue[0].queue_offset)
 
     # ---- messages that could not be processed
 
@@ -616,16 +646,77 @@ class Consumer:
             The file cannot be read or written; it is unchanged.
         """
         with self._used():
-            if messages is None:
-                offsets = {queue: cursor.done for queue, cursor in self._cursors.items()}
-            else:
-                offsets = self._offsets_of([messages] if isinstance(messages, ConsumedMessage) else messages)
-            self._commit(offsets)
+            self._commit(self._asked_for(messages))
+
+    def positions(self, messages: ConsumedMessage | Iterable[ConsumedMessage] | None = None) -> Positions:
+        """The group's progress for `MessageStore.append_batch(progress=...)`: results and progress count together.
+
+        Parameters
+        ----------
+        messages : ConsumedMessage, iterable of them, or None
+            These messages, and with them all before them in their queues; None: all that were handed out until now.
+
+        Raises
+        ------
+        StoreLockedError
+            Another worker of the group has the queue of a message.
+        ConfigError
+            A message is not one that this consumer handed out, or nothing was handed out since the last commit.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from messagestore import Consumer, Message, MessageStore
+        >>> with MessageStore.open("store") as store, Consumer("store", "pipe", "gates") as consumer:
+        ...     _ = store.put_message(Message("gates", b"B12", queue_id=0))
+        ...     results = [message.body.lower() for found in consumer.poll().values() for message in found]
+        ...     rows = pa.table({"body": results})
+        ...     result = store.append_batch(rows, topic="boards", queue_id=0, progress=consumer.positions())
+        ...     consumer.committed(("gates", 0))
+        1
+        """
+        with self._used():
+            return Positions(self, self._new(self._asked_for(messages)))
+
+    def _asked_for(self, messages: ConsumedMessage | Iterable[ConsumedMessage] | None) -> dict[Queue, int]:
+        if messages is None:
+            return {queue: cursor.done for queue, cursor in self._cursors.items()}
+        return self._offsets_of([messages] if isinstance(messages, ConsumedMessage) else messages)
+
+    def _new(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        """The queues in which the group would be moved."""
+        return {queue: offset for queue, offset in offsets.items() if offset > self._cursors[queue].floor}
+
+    @contextlib.contextmanager
+    def held(self, offsets: Mapping[Queue, int]) -> Iterator[None]:
+        """Keep queues while a batch moves the group in them (`Positions`)."""
+        with self._used():
+            for topic, queue_id in offsets:
+                if (topic, queue_id) not in self._cursors:
+                    raise self._given_away(f"{topic}/{queue_id}")
+            self._check_mine(offsets)
+            yield
+
+    def may_move(self, queue: Queue, offset: int) -> bool:
+        """Whether the group is in a queue where this consumer knows it (`Positions`)."""
+        return offset in self._cursors[queue].bases
+
+    def moved(self, offsets: Mapping[Queue, int]) -> None:
+        """A batch has moved the group (`Positions`)."""
+        for queue, offset in offsets.items():
+            self._cursors[queue].committed(offset)
 
     def _offsets_of(self, messages: Iterable[ConsumedMessage]) -> dict[Queue, int]:
         offsets: dict[Queue, int] = {}
-        for message in arguments.instance("messages", messages, Iterable):
-            arguments.instance("messages", message, ConsumedMessage)
+        allowed = (
+            "a message that `poll` returned, several of them, or nothing, for all that were handed out. To move the "
+            "group to an offset, call `seek`, and then `commit`"
+        )
+        if isinstance(messages, Mapping) or not isinstance(messages, Iterable):
+            raise arguments.refused("messages", messages, allowed)
+        for message in messages:
+            if not isinstance(message, ConsumedMessage):
+                raise arguments.refused("messages", message, allowed)
             cursor = self._cursors.get(message.queue)
             if cursor is None:
                 raise self._given_away(f"{message.topic}/{message.queue_id}")
@@ -648,22 +739,22 @@ class Consumer:
         )
 
     def _commit(self, offsets: Mapping[Queue, int]) -> None:
-        new = {queue: offset for queue, offset in offsets.items() if offset > self._cursors[queue].floor}
+        new = self._new(offsets)
         if not new:
             return
 
+        self._check_mine(new)
+        self._progress.commit(new)
+        for queue, offset in new.items():
+            self._cursors[queue].committed(offset)
+
+    def _check_mine(self, queues: Iterable[Queue]) -> None:
+        """Refuse to move the group in queues that were made again, or that another worker may have."""
         self._view.refresh()
-        for queue in new:
+        for queue in queues:
             self._check_continues(self._cursors[queue])
         if not self._locks.intact():
             raise self._given_away("the queues of this worker")
-
-        self._progress.commit(new)
-        for queue, offset in new.items():
-            cursor = self._cursors[queue]
-            cursor.floor = offset
-            if cursor.held is not None and cursor.held.queue_offset < offset:
-                cursor.held = None
 
     def _commit_if_due(self) -> None:
         """Commit what the caller got before this call, if it is time."""

@@ -1,4 +1,4 @@
-"""How far a consumer group has come: its rows in `config/consumerOffset.json`.
+"""How far a consumer group has come: its rows in `config/consumerOffset.json`, and what batches of the log add to them.
 
 Threads: one. Processes: see `files.consumer_offsets`.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.files.disk import Disk
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.read.group_offsets import add_progress, group_offsets
+from messagestore.read.view import StoreView
 
 Queue = tuple[str, int]
 _TIMEOUT_S = 30.0
@@ -20,15 +21,14 @@ class GroupProgress:
 
     Parameters
     ----------
-    disk : Disk
-    root : str
+    view : StoreView
         The store.
     group : str
     """
 
-    def __init__(self, disk: Disk, root: str, group: str) -> None:
+    def __init__(self, view: StoreView, group: str) -> None:
         self.group = group
-        self._disk, self._root = disk, root
+        self._view = view
 
     def committed(self, topics: Iterable[str]) -> dict[Queue, int]:
         """The next offset of each queue of some topics in which the group has one, read now.
@@ -40,8 +40,7 @@ class GroupProgress:
         ConfigError
             A broker keeps the offsets in RocksDB.
         """
-        table = ConsumerOffsets(self._disk, self._root)
-        table.load()
+        table = group_offsets(self._view)
         return {
             (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, self.group).items()
         }
@@ -56,4 +55,13 @@ class GroupProgress:
         CorruptionError, OSError
             As `publish_offsets`.
         """
-        publish_offsets(self._root, self.group, offsets, self._disk, _TIMEOUT_S, durable=True)
+        files = self._view.files
+        publish_offsets(
+            files.paths.root,
+            self.group,
+            offsets,
+            files.disk,
+            _TIMEOUT_S,
+            durable=True,
+            pending=lambda table: add_progress(self._view, table),
+        )

@@ -6,6 +6,10 @@ it ends. Therefore this project writes it only while no broker is running, and d
 
     "offsetTable":{"flights@delays":{0:1200,1:1190}}
 
+One row is the store's own: as a group of the broker's kind, `CID_RMQ_SYS_SPARK_PROGRESS` in the topic of BATCH records,
+it says which of them have their progress in this table (`log.group_progress`). A broker keeps the row as that of any
+other group, so the row and the offsets of the groups are always of one moment.
+
 Threads: one. Processes: a process that publishes holds `spark/consumer-offsets.lock`. It is a separate lock, because a
 writer's session may hold `spark/writer.lock` for days, and the groups of readers must still make progress. Publishing
 does not attach to the store: that would protect nothing, would make a broker that is about to start fail, and would
@@ -25,8 +29,16 @@ from messagestore.files.config_table import ConfigTable
 from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import WriterLock, probe_java
 from messagestore.format.half_records import GROUP as HALF_GROUP
-from messagestore.format.message import MAX_QUEUE_ID, RETRY_PREFIX, group_fault, topic_fault
+from messagestore.format.message import (
+    BATCH_TOPIC,
+    MAX_QUEUE_ID,
+    RETRY_PREFIX,
+    SYSTEM_GROUP_PREFIX,
+    group_fault,
+    topic_fault,
+)
 
+PROGRESS_GROUP = f"{SYSTEM_GROUP_PREFIX}SPARK_PROGRESS"
 _SEPARATOR = "@"
 _LARGEST_OFFSET = (1 << 63) - 1
 _TIMEOUT_S = 1.0
@@ -74,7 +86,28 @@ class ConsumerOffsets(ConfigTable[str, dict[int, int]]):
     def _derived(self, rows: dict[str, dict[int, int]]) -> dict[str, Any]:
         return {"groupTopicMap": {group: tuple(topics) for group, topics in _topics_of_groups(rows).items()}}
 
+    def load_to_save(self) -> None:
+        """Load the file, and refuse one that `save` would refuse.
+
+        Raises
+        ------
+        CorruptionError
+            The file is damaged.
+        """
+        self.load()
+        if self._file.damage is not None:
+            raise self._file.damage
+
     # ---- offsets
+
+    @property
+    def settled(self) -> int | None:
+        """The number of the first BATCH record whose progress may not be in the table; None: no record has any."""
+        return self.get(BATCH_TOPIC, PROGRESS_GROUP).get(0)
+
+    def settle(self, number: int) -> None:
+        """Say that the progress of all BATCH records below a number is in the table."""
+        self.update(BATCH_TOPIC, PROGRESS_GROUP, {0: number}, own=True)
 
     @property
     def groups(self) -> list[str]:
@@ -144,6 +177,7 @@ def publish_offsets(
     *,
     own: bool = False,
     durable: bool = False,
+    pending: Callable[[ConsumerOffsets], object] | None = None,
 ) -> None:
     """Record how far a group has read; other groups, topics and queues in the file stay as they are.
 
@@ -157,6 +191,8 @@ def publish_offsets(
         The group is one of the broker's own.
     durable : bool
         Write and sync the file also if it has these offsets: a call that wrote them may have failed before its sync.
+    pending : callable | None
+        Adds to the table what BATCH records of the log move on, because what is published comes after them.
 
     Raises
     ------
@@ -185,14 +221,17 @@ def publish_offsets(
     for (topic, queue_id), offset in offsets.items():
         by_topic.setdefault(topic, {})[queue_id] = offset
 
-    with _locked(disk, root, f"consumer group {group}", timeout_s):
+    with offsets_locked(disk, root, f"consumer group {group}", timeout_s):
+        if pending is not None:
+            table.load()
+            pending(table)
         for topic, of_topic in by_topic.items():
             table.update(topic, group, of_topic, own=own)
         table.save()
 
 
 def most_read(root: str, disk: Disk) -> dict[tuple[str, int], int]:
-    """Return (topic, queue id) -> the largest offset of a consumer group of users.
+    """Return (topic, queue id) -> the largest offset of a consumer group of users, or of the store's own row.
 
     Raises
     ------
@@ -206,11 +245,15 @@ def most_read(root: str, disk: Disk) -> dict[tuple[str, int], int]:
         for topic in topics if group != HALF_GROUP else ():
             for queue_id, offset in table.get(topic, group).items():
                 largest[topic, queue_id] = max(largest.get((topic, queue_id), 0), offset)
+    if table.settled is not None:
+        largest[BATCH_TOPIC, 0] = max(largest.get((BATCH_TOPIC, 0), 0), table.settled)
     return largest
 
 
 def lower_offsets(root: str, topic: str, queue_id: int, end: int, right: int, disk: Disk) -> dict[str, int]:
     """Give all groups of users whose offset in a queue is above `end` the offset `right`, and return what they had.
+
+    The store's own row counts as one of them.
 
     The caller holds the store.
 
@@ -224,9 +267,10 @@ def lower_offsets(root: str, topic: str, queue_id: int, end: int, right: int, di
         The file cannot be written; it is unchanged.
     """
     table = ConsumerOffsets(disk, root)
-    with _locked(disk, root, "offsets beyond the end of a queue", _TIMEOUT_S):
+    with offsets_locked(disk, root, "offsets beyond the end of a queue", _TIMEOUT_S):
         table.load()
-        beyond = {group: table.get(topic, group).get(queue_id, 0) for group in table.groups if group != HALF_GROUP}
+        groups = [*(group for group in table.groups if group != HALF_GROUP), PROGRESS_GROUP]
+        beyond = {group: table.get(topic, group).get(queue_id, 0) for group in groups}
         beyond = {group: offset for group, offset in beyond.items() if offset > end}
         for group in beyond:
             table.update(topic, group, {queue_id: right}, own=True)
@@ -235,7 +279,14 @@ def lower_offsets(root: str, topic: str, queue_id: int, end: int, right: int, di
 
 
 @contextlib.contextmanager
-def _locked(disk: Disk, root: str, description: str, timeout_s: float) -> Iterator[None]:
+def offsets_locked(disk: Disk, root: str, description: str, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of those who write the file.
+
+    Raises
+    ------
+    StoreLockedError
+        Another process publishes for longer than `timeout_s`.
+    """
     folder = os.path.join(root, "spark")
     if not disk.is_folder(folder):
         disk.mkdir(folder)
@@ -251,7 +302,7 @@ def _topics_of_groups(names: Iterable[str]) -> dict[str, list[str]]:
     topics_by_group: dict[str, list[str]] = {}
     for name in sorted(names):
         pair = _topic_and_group(name)
-        if pair is not None:
+        if pair is not None and pair[1] != PROGRESS_GROUP:
             topics_by_group.setdefault(pair[1], []).append(pair[0])
     return {group: sorted(topics_by_group[group]) for group in sorted(topics_by_group)}
 

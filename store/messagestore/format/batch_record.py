@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from messagestore.errors import ChecksumError, ConfigError, CorruptionError, MessageIllegalError
@@ -32,7 +32,11 @@ DELIVERY_APP = "rmq_sys_schedule"
 """The app whose batches are deliveries of delayed messages."""
 MAX_ORIGIN_SIZE = 32 * 1024
 """Bytes of an origin's JSON text."""
+PROGRESS_TAG = "progress"
+"""The tag of BATCH records that move the progress of consumer groups: their units show it."""
 _WIDEST = (1 << 63) - 1
+Progress = Mapping[str, Mapping[str, list[tuple[int, int, int]]]]
+"""Consumer group -> topic -> (queue id, next offset before the batch or -1, next offset after it)."""
 
 SOURCE_SPARK = "spark"
 SOURCE_USER = "user"
@@ -77,6 +81,8 @@ class BatchRecord:
         With `restated`: the query ids of this app that are refused.
     topic : str | None
         The topic of all rows of the app, where its writer has only one. None: each row names its topic.
+    progress : dict of group -> topic -> list of (queue id, before, after)
+        The progress of consumer groups that the batch moves; -1: the group had none before.
     torn : bool
         A power cut removed the record's properties, `__CRC32#` among them, and a broker kept the rest. Not stored in
         the body.
@@ -102,6 +108,7 @@ class BatchRecord:
     restated: bool = False
     refused: tuple[str, ...] = ()
     topic: str | None = None
+    progress: Progress = field(default_factory=dict)
     torn: bool = False
 
     @property
@@ -158,6 +165,8 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
         optional["origin"] = batch.origin
     if batch.topic is not None:
         optional["topic"] = batch.topic
+    if batch.progress:
+        optional["progress"] = batch.progress
     if batch.restated:
         optional |= {"restated": True, "refused": list(batch.refused)}
 
@@ -207,7 +216,13 @@ def encode(
     batch: BatchRecord, body_size: int, config: StoreConfig, store_host: bytes, store_timestamp_ms: int
 ) -> bytearray:
     """Return the whole record, stamped, including `__CRC32#`."""
-    message = Message(BATCH_TOPIC, body(batch, body_size), keys=(batch.app_id,), born_timestamp_ms=store_timestamp_ms)
+    message = Message(
+        BATCH_TOPIC,
+        body(batch, body_size),
+        keys=(batch.app_id,),
+        tags=PROGRESS_TAG if batch.progress else None,
+        born_timestamp_ms=store_timestamp_ms,
+    )
     limits = config
     if body_size > config.max_message_size:  # the user's limit is for messages
         limits = config.replace(max_message_size=body_size)
@@ -265,6 +280,10 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
             restated=fields.get("restated", False),
             refused=tuple(fields.get("refused", ())),
             topic=fields.get("topic"),
+            progress={
+                group: {topic: [(q, before, after) for q, before, after in rows] for topic, rows in topics.items()}
+                for group, topics in fields.get("progress", {}).items()
+            },
         )
         if fields["digestName"] != DIGEST_NAME:
             return None

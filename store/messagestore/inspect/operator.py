@@ -21,7 +21,6 @@ from messagestore.broker.open_halves import OpenHalves
 from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError, UnknownTopicError
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_filters import consumer_filters
-from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.counters import read_counters
 from messagestore.files.disk import Disk
 from messagestore.files.state import State, boot_hash
@@ -39,6 +38,7 @@ from messagestore.log.condition import Left, Traces, look
 from messagestore.log.remembered import corrected
 from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.log.walk import Walk
+from messagestore.read.group_offsets import group_offsets
 from messagestore.read.query import queue_offset_by_time
 from messagestore.read.view import StoreView
 from messagestore.writer.catching_up import journal_of
@@ -196,8 +196,7 @@ def lag(
 def group_lag(path: str, config: StoreConfig | None, group: str) -> tuple[list[dict[str, Any]], list[str]]:
     """How far a consumer group is behind, as `lag`; no row if the group has no offset in the store."""
     with _view(path, config) as view:
-        table = ConsumerOffsets(view.files.disk, view.files.paths.root)
-        table.load()
+        table = group_offsets(view)
         topics = table.topics_read(view.topics().__contains__).get(group, [])
         committed = {
             (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()
@@ -682,8 +681,7 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
     further than the queue's end is now, because the queue was created again or the log was cut, `beyond` says by how
     many messages, and the lag counts from where the group goes on (`log/remembered.py`).
     """
-    offsets = ConsumerOffsets(view.files.disk, view.files.paths.root)
-    offsets.load()
+    offsets = group_offsets(view)
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
@@ -850,9 +848,8 @@ def _app_figures(view: StoreView, app_id: str, entries: list[JournalEntry]) -> d
 
 def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict[str, Any]]:
     """The lag of each group and topic: messages, bytes, and for how long the oldest message waits."""
-    table = ConsumerOffsets(view.files.disk, view.files.paths.root)
     try:
-        table.load()
+        table = group_offsets(view)
     except ConfigError as error:  # its broker keeps them elsewhere
         faults.append(str(error))
         return []

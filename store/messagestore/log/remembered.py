@@ -33,6 +33,7 @@ class Memory(Enum):
     DELAY_OFFSETS = "config/delayOffset.json: what a broker has delivered"
     HALVES = "config/consumerOffset.json: half messages that nobody need look at again"
     GROUP = "config/consumerOffset.json: what a consumer group has read"
+    SETTLED = "config/consumerOffset.json: which BATCH records have their progress of groups in it"
     COMMITTED = "startingOffsets=committed: a new query that begins where a group is"
     CONSUMER = "the position of a consumer that is open, and of one that is opened"
     CHECKPOINT = "the Spark checkpoint of a query"
@@ -75,6 +76,7 @@ _SAME_FOR_ALL: Mapping[Memory, Answer] = {
     Memory.DELAY_OFFSETS: Answer.LOWERED,
     Memory.HALVES: Answer.READ_AGAIN,
     Memory.GROUP: Answer.LOWERED,
+    Memory.SETTLED: Answer.LOWERED,
     Memory.COMMITTED: Answer.REFUSED,
     Memory.CONSUMER: Answer.CORRECTED,
     Memory.CHECKPOINT: Answer.REFUSED,

@@ -35,7 +35,7 @@ from messagestore.errors import (
     StoreWentBackwardsError,
 )
 from messagestore.files.consume_queue import UNIT_DTYPE
-from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
+from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.counters import KNOWN_BATCHES, ORPHANS_DELETED, SKIPPED_BATCHES, count
 from messagestore.files.disk import Disk
 from messagestore.files.file_systems import MEMORY, mounted, warn_of_network, was_warned_of
@@ -56,6 +56,7 @@ from messagestore.log.store_files import (
     make_staging,
     with_levels,
 )
+from messagestore.read.group_offsets import add_progress, group_offsets
 from messagestore.read.proven_tail import ProvenTail
 from messagestore.read.query import find_keys
 from messagestore.read.queue_ends import QueueEnds
@@ -341,7 +342,9 @@ class LocalReader:
 
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
         """Write how far a query has read, as the offsets of a consumer group, to `config/consumerOffset.json`."""
-        publish_offsets(self._path, group, offsets, disk=self._disk)
+        publish_offsets(
+            self._path, group, offsets, disk=self._disk, pending=lambda table: add_progress(self._view, table)
+        )
 
     def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
         """Rows that say what the store contains."""
@@ -352,8 +355,7 @@ class LocalReader:
 
     def published_progress(self, group: str) -> Queues:
         """How far a consumer group has read, from `config/consumerOffset.json`."""
-        offsets = ConsumerOffsets(self._disk or Disk(), self._path)
-        offsets.load()
+        offsets = group_offsets(self._view)
         return {
             (topic, queue_id): offset
             for topic in offsets.topics(group)

@@ -16,6 +16,7 @@ from messagestore.errors import (
 from messagestore.files.consume_queue import queue_directory
 from messagestore.files.consumer_offsets import lower_offsets, most_read
 from messagestore.format.layout import UNIT
+from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.dispatch import rebuild
 from messagestore.log.log_end import Anchor
 from messagestore.log.queue_proof import proven_queue_end
@@ -114,7 +115,8 @@ class QueueNumbers:
         if self._most_read.get((topic, queue_id), 0) <= end:
             return
         begin = files.queue(topic, queue_id).search_physical(files.commit_log.min_offset) if end else 0
-        right = corrected(end + 1, begin, end)
+        # BATCH records that were settled must not be taken for others.
+        right = end if topic == BATCH_TOPIC else corrected(end + 1, begin, end)
         for group, offset in lower_offsets(root, topic, queue_id, end, right, files.disk).items():
             _log.warning(
                 "%s: consumer group %s had read %s/%d up to %d, but the queue ends at %d: it was rebuilt, cut, "

@@ -232,5 +232,6 @@ def _rows(plan: PlannedBatch, timestamp_ms: int) -> Iterator[Rows]:
     batch = plan.batch
     key_hash = javahash.index_hash(BATCH_TOPIC, batch.app_id)
     place = (batch.queue_offset, batch.physical_offset, plan.size)
-    yield Rows.of([Row(BATCH_TOPIC, 0, *place, 0, timestamp_ms, [key_hash])])
+    tags_code = javahash.tags_code(batch_record.PROGRESS_TAG) if batch.progress else 0
+    yield Rows.of([Row(BATCH_TOPIC, 0, *place, tags_code, timestamp_ms, [key_hash])])
     yield from plan.rows(timestamp_ms, with_data=False)

@@ -428,8 +428,17 @@ WRONG_CALLS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("pause", (("t", 9),), ConfigError, "queue: found t/9"),
     ("resume", (0,), ConfigError, "queue: found 0"),
     ("committed", (("t", -1),), MessageIllegalError, "queue id"),
-    ("commit", ({T0: 3},), ConfigError, "messages: found tuple; allowed is ConsumedMessage"),
-    ("commit", (3,), ConfigError, "messages: found int; allowed is Iterable"),
+    (
+        "commit",
+        ({T0: 3},),
+        ConfigError,
+        r"messages: found \{\('t', 0\): 3\}; allowed .* call `seek`, and then `commit`",
+    ),
+    ("commit", (3,), ConfigError, "messages: found 3; allowed is a message that `poll` returned"),
+    ("commit", ([b"body"],), ConfigError, "messages: found b'body'; allowed is a message that `poll` returned"),
+    ("commit", ("t",), ConfigError, "messages: found 't'; allowed is a message that `poll` returned"),
+    ("positions", (3,), ConfigError, "messages: found 3; allowed is a message that `poll` returned"),
+    ("positions", ([],), ConfigError, "found no message that was handed out since the last commit.*Poll first"),
     ("__reduce__", (), TypeError, "cannot be pickled"),
 ]
 

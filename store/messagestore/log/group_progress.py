@@ -1,0 +1,97 @@
+"""The progress of consumer groups that BATCH records carry, and the table of offsets that takes it over.
+
+A batch can move the progress of groups (`MessageStore.append_batch(progress=...)`). Its BATCH record says so, and the
+table `config/consumerOffset.json` is written behind it. What a kill leaves between the two is *pending*:
+
+    config/consumerOffset.json    group g has read t/0 up to 5    BATCH records below 7 are settled
+    BATCH record 7                group g: t/0 from 5 to 12       pending: g has read up to 12
+
+Whoever reads the table adds what is pending. Whoever writes it does so first, under the table's lock, so what is
+written later counts more. A BATCH record moves no group that is further than where it was when the batch was
+appended: if a broker has moved it on since, the broker's place stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.format.batch_record import PROGRESS_TAG, BatchRecord
+from messagestore.format.javahash import tags_code
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log.batch_search import known_batch
+from messagestore.log.store_files import StoreFiles
+
+_NONE = -1
+_TAGS_CODE = tags_code(PROGRESS_TAG)
+_UNITS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A queue in which a group is further than where a BATCH record would move it from."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    before: int
+    after: int
+
+
+def settle(files: StoreFiles, end: int, table: ConsumerOffsets) -> list[Passed]:
+    """Add what is pending in a log that ends at `end` to a table that was loaded; as `add_pending`."""
+    first = table.settled
+    if first is None:
+        return []
+    queue = files.queue(BATCH_TOPIC, 0)
+    return add_pending(table, files.commit_log, first, queue.end(limit=end), queue.read)
+
+
+def add_pending(
+    table: ConsumerOffsets, log: CommitLog, first: int, end: int, read: Callable[[int, int], NDArray[np.void]]
+) -> list[Passed]:
+    """Add the progress of the BATCH records `first..end` to a table; `read` takes a number and a count.
+
+    Returns
+    -------
+    list of Passed
+        Queues whose progress somebody has moved since. They stay as they are.
+
+    Raises
+    ------
+    CorruptionError
+        A BATCH record that carries progress cannot be read.
+    """
+    passed: list[Passed] = []
+    while first < end:
+        units = read(first, min(_UNITS, end - first))
+        if not len(units):
+            break
+        carrying = (units["tags_code"] == _TAGS_CODE) & (units["physical_offset"] >= log.min_offset)
+        for physical_offset in units["physical_offset"][carrying].tolist():
+            batch = known_batch(log, physical_offset)
+            if batch is not None:  # a broker's client may have written a message with this tag
+                passed += _add(table, batch)
+        first += len(units)
+        table.settle(first)
+    return passed
+
+
+def _add(table: ConsumerOffsets, batch: BatchRecord) -> list[Passed]:
+    passed = []
+    for group, topics in batch.progress.items():
+        for topic, rows in topics.items():
+            offsets = table.get(topic, group)
+            for queue_id, before, after in rows:
+                offset = offsets.get(queue_id, _NONE)
+                if offset <= before:  # below: the table is older, as in a copy that was taken beside the pipe
+                    table.update(topic, group, {queue_id: after})
+                else:
+                    passed.append(Passed(group, topic, queue_id, offset, before, after))
+    return passed

@@ -1,0 +1,325 @@
+"""A batch moves a group with its results: both count from one moment, and nobody else moves the group meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from crash.harness import die
+from messagestore import (
+    ASYNC_FLUSH,
+    BatchRequest,
+    ConfigError,
+    Consumer,
+    Message,
+    MessageIllegalError,
+    MessageStore,
+    NotAStoreError,
+    ProgressConflictError,
+    StoreClosedError,
+    StoreLockedError,
+    StoreWentBackwardsError,
+)
+from messagestore.batches import append as batches
+from messagestore.batches.progress import Move
+from messagestore.files.consumer_offsets import PROGRESS_GROUP, ConsumerOffsets, publish_offsets
+from messagestore.files.disk import Disk
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.inspect import operator
+from messagestore.inspect.verify import verify
+from small import SMALL
+
+COUNT = 6
+IN = ("in", 0)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        fill(store)
+    return root
+
+
+def fill(store: MessageStore, count: int = COUNT) -> None:
+    for number in range(count):
+        store.put_message(Message("in", b"%d" % number, queue_id=0))
+
+
+def results(count: int = 1) -> pa.Table:
+    return pa.table({"body": [b"result"] * count})
+
+
+def append(store: MessageStore, progress: object, **how: object) -> str:
+    return store.append_batch(results(), topic="out", queue_id=0, progress=progress, **how).status  # type: ignore[arg-type]
+
+
+def appended(root: Path) -> int:
+    """How many results there are."""
+    with MessageStore.open_read_only(root, SMALL) as store:
+        return store.max_offset("out", 0) if "out" in store.topics() else 0
+
+
+def table(root: Path) -> ConsumerOffsets:
+    found = ConsumerOffsets(Disk(), str(root))
+    found.load()
+    return found
+
+
+def place(root: Path, group: str = "g") -> int | None:
+    """Where the group is for whoever asks."""
+    with Consumer(root, group, "in", config=SMALL) as consumer:
+        return consumer.committed(IN)
+
+
+def left_pending(root: Path, to: int = 4) -> None:
+    """Append a batch whose process is killed before the table is written."""
+    copy = root.with_name("copy")
+    with MessageStore.open(root, SMALL) as store:
+        finish, Move.finish = Move.finish, lambda _: None  # type: ignore[method-assign]
+        try:
+            assert append(store, {"g": {IN: to}}) == "appended"
+        finally:
+            Move.finish = finish  # type: ignore[method-assign]
+        store.flush()
+        shutil.copytree(root, copy)
+    shutil.rmtree(root)
+    copy.rename(root)
+    die(root)
+
+
+def test_results_and_progress_are_there_together(root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        consumer.poll(max_records=4)
+        append(store, consumer.positions())
+        assert consumer.committed(IN) == 4
+        consumer.poll()
+        append(store, consumer.positions())
+    assert place(root) == COUNT
+    assert appended(root) == 2
+    assert verify(root, SMALL).findings == []
+
+
+def test_a_kill_before_the_table_is_written_leaves_the_progress_in_the_log(root: Path) -> None:
+    left_pending(root)
+    assert table(root).get("in", "g") == {}
+    assert place(root) == 4
+    (row,), _ = operator.groups(str(root), SMALL)
+    assert (row["group"], row["committedOffset"], row["lag"]) == ("g", 4, COUNT - 4)
+    (of_lag,), _ = operator.group_lag(str(root), SMALL, "g")
+    assert of_lag["lag"] == COUNT - 4
+    (figures,) = operator.figures(str(root), SMALL)["groups"]
+    assert figures["lag"] == COUNT - 4
+    with MessageStore.open(root, SMALL):
+        assert table(root).get("in", "g") == {0: 4}, "whoever opens the store writes it"
+    assert place(root) == 4
+
+
+def test_a_reset_after_a_batch_wins(root: Path) -> None:
+    """Also over a batch that was pending: the reset comes after it."""
+    left_pending(root)
+    with Consumer(root, "g", "in", config=SMALL) as operator_:
+        operator_.seek_to_beginning()
+        operator_.commit()
+    with MessageStore.open(root, SMALL):
+        pass
+    assert place(root) == 0
+
+
+def test_a_broker_that_has_moved_the_group_wins(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It knows nothing of the pending batch, and writes its own place."""
+    left_pending(root)
+    publish_offsets(str(root), "g", {IN: 5})
+    with caplog.at_level(logging.WARNING), MessageStore.open(root, SMALL):
+        pass
+    assert "a broker has moved it since" in caplog.text
+    assert place(root) == 5
+
+
+def test_a_copy_whose_table_is_older_than_its_log_takes_the_newest_batch(root: Path) -> None:
+    """A backup copies the table first. The group had committed between, so it was not where the batch had found it."""
+    with MessageStore.open(root, SMALL) as store:
+        append(store, {"g": {IN: 1}})
+        older = (root / "config" / "consumerOffset.json").read_bytes()
+        with Consumer(root, "g", "in", config=SMALL) as consumer:
+            consumer.poll(max_records=2)
+            consumer.commit()
+            consumer.poll(max_records=2)
+            append(store, consumer.positions())
+    (root / "config" / "consumerOffset.json").write_bytes(older)
+    assert place(root) == 5
+    with MessageStore.open(root, SMALL):
+        pass
+    assert table(root).get("in", "g") == {0: 5}
+
+
+def test_a_group_that_a_pipe_has_sent_back_is_there_after_a_kill(root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        append(store, {"g": {IN: COUNT}})
+    left_pending(root, to=2)
+    assert place(root) == 2
+
+
+def test_several_pending_batches_count_one_after_the_other(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table could not be written: the batches are in the log, and move the group all the same."""
+
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        consumer.poll(max_records=1)
+        append(store, consumer.positions())
+        with monkeypatch.context() as patch:
+            patch.setattr(ConsumerOffsets, "save", full)
+            for _ in range(2):
+                consumer.poll(max_records=2)
+                assert append(store, consumer.positions()) == "appended"
+        assert table(root).get("in", "g") == {0: 1}
+        assert consumer.committed(IN) == 5
+        consumer.poll()
+        append(store, consumer.positions())
+    assert table(root).get("in", "g") == {0: COUNT}
+
+
+def test_a_known_batch_moves_nothing_a_second_time(root: Path) -> None:
+    request = BatchRequest(app_id="pipe", version=0)
+    with MessageStore.open(root, SMALL) as store:
+        assert append(store, {"g": {IN: 4}}, request=request) == "appended"
+        publish_offsets(str(root), "g", {IN: 1})
+        assert append(store, {"g": {IN: 4}}, request=request) == "known"
+    assert place(root) == 1
+
+
+def test_a_group_that_was_reset_is_not_moved_by_a_worker_that_does_not_know_it(root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        consumer.poll(max_records=2)
+        append(store, consumer.positions())
+        consumer.poll(max_records=2)
+        publish_offsets(str(root), "g", {IN: 0})
+        with pytest.raises(ProgressConflictError, match=r"group g is at 0, and this consumer began elsewhere") as error:
+            append(store, consumer.positions())
+        assert (error.value.group, error.value.topic, error.value.queue_id, error.value.offset) == ("g", *IN, 0)
+        assert appended(root) == 1
+    assert place(root) == 0
+
+
+def test_a_worker_that_lost_its_queues_moves_nothing(root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        consumer.poll(max_records=2)
+        stale = consumer.positions()
+        (root / "spark" / "consumers.lock").unlink()
+        with Consumer(root, "g", "in", config=SMALL) as successor:
+            assert successor.assignment() == {IN}
+            with pytest.raises(StoreLockedError, match="another worker"):
+                append(store, stale)
+            successor.poll(max_records=3)
+            append(store, successor.positions())
+    with MessageStore.open(root, SMALL) as store, pytest.raises(StoreClosedError):
+        append(store, stale)
+    assert place(root) == 3
+    assert appended(root) == 1
+
+
+def test_whoever_names_offsets_may_not_move_a_queue_that_a_worker_has(root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        with Consumer(root, "g", "in", config=SMALL) as consumer:
+            assert consumer.assignment() == {IN}
+            with pytest.raises(StoreLockedError, match=r"read by a worker of consumer group 'g'.*positions\(\)"):
+                append(store, {"g": {IN: 4}})
+            append(store, {"other": {IN: 4}})
+        append(store, {"g": {IN: 2}})
+    assert place(root) == 2
+
+
+def test_messages_that_are_gone_move_nothing(root: Path) -> None:
+    older = root.with_name("older")
+    shutil.copytree(root, older)
+    with MessageStore.open(root, SMALL) as store:
+        fill(store)
+    consumer = Consumer(root, "g", "in", config=SMALL)
+    consumer.poll()
+    positions = consumer.positions()
+    shutil.rmtree(root)
+    older.rename(root)
+    with MessageStore.open(root, SMALL) as store, pytest.raises((StoreWentBackwardsError, NotAStoreError)):
+        append(store, positions)
+    consumer.close()
+    assert appended(root) == 0
+
+
+def test_a_batch_with_progress_is_synced(root: Path) -> None:
+    """A power cut could take the results and leave the progress."""
+    with MessageStore.open(root, SMALL.replace(flush_disk_type=ASYNC_FLUSH)) as store:
+        append(store, {"g": {IN: 2}})
+        assert store.writer.synced_end == store.writer.end.physical_offset
+        with pytest.raises(ConfigError, match="found ASYNC_FLUSH in the request; allowed is SYNC_FLUSH"):
+            append(store, {"g": {IN: 3}}, request=BatchRequest(flush_disk_type=ASYNC_FLUSH))
+    assert place(root) == 2
+
+
+def test_retention_writes_the_table_before_it_deletes_the_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=2048)
+    root = root.with_name("small")
+    with MessageStore.open(root, config) as store:
+        fill(store)
+        monkeypatch.setattr(batches.Move, "finish", lambda _: None)
+        append(store, {"g": {IN: COUNT}})
+        monkeypatch.undo()
+        while store.writer.end.physical_offset < 3 * 4096:
+            store.put_message(Message("fill", b"." * 500, queue_id=0))
+        store.flush()
+        assert table(root).get("in", "g") == {}
+        deleted = store.delete_expired_files(before_offset=2 * 4096)
+        assert deleted.segments
+        assert table(root).get("in", "g") == {0: COUNT}
+
+
+def test_the_row_of_the_store_is_shown_to_nobody(root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        append(store, {"g": {IN: 2}})
+    found = table(root)
+    assert found.get(BATCH_TOPIC, PROGRESS_GROUP) == {0: 1}
+    assert found.groups == ["g"]
+    rows, _ = operator.groups(str(root), SMALL)
+    assert {row["group"] for row in rows} == {"g"}
+
+
+def test_a_copy_that_has_only_the_files_of_a_broker_keeps_pending_progress(root: Path) -> None:
+    left_pending(root)
+    shutil.rmtree(root / "spark")
+    with MessageStore.open(root, SMALL):
+        pass
+    assert place(root) == 4
+
+
+@pytest.mark.parametrize(
+    ("progress", "error", "sentence"),
+    [
+        ({}, ConfigError, "progress: found {}; allowed is a dict of consumer groups"),
+        ({"g": {}}, ConfigError, "allowed is a dict of consumer groups"),
+        ({"g": 4}, ConfigError, "allowed is a dict of consumer groups"),
+        ({"g": {"in": 4}}, ConfigError, "allowed is a dict of consumer groups"),
+        ({"g": {IN: -1}}, ConfigError, "progress: found -1"),
+        ({"g": {IN: "4"}}, ConfigError, "progress: found '4'"),
+        ({"no group": {IN: 1}}, MessageIllegalError, "group: found 'no group'"),
+        ({"CID_RMQ_SYS_X": {IN: 1}}, MessageIllegalError, "belong to the broker"),
+        (4, ConfigError, r"progress: found 4; allowed .* `consumer.positions\(\)`"),
+    ],
+)
+def test_progress_that_is_none(root: Path, progress: object, error: type[Exception], sentence: str) -> None:
+    with MessageStore.open(root, SMALL) as store, pytest.raises(error, match=sentence):
+        append(store, progress)
+    assert appended(root) == 0
+
+
+def test_nothing_handed_out_is_nothing_to_move(root: Path) -> None:
+    publish_offsets(str(root), "g", {IN: 2})
+    with (
+        Consumer(root, "g", "in", config=SMALL) as consumer,
+        pytest.raises(ConfigError, match="positions: found no message that was handed out since the last commit"),
+    ):
+        consumer.positions()
