@@ -38,6 +38,7 @@ from messagestore.inspect import operator
 from messagestore.inspect.verify import verify
 from messagestore.log.remembered import ANSWERS, Answer, Memory, WayBack, corrected
 from messagestore.read.queue_ends import QueueEnds
+from messagestore.spi import LOCAL_STORES
 from numbers_back import CONFIG, MORE, READ, History
 from small import read_all
 
@@ -387,15 +388,17 @@ def test_the_lag_of_a_group_is_neither_negative_nor_silently_zero(tmp_path: Path
         pass
     root = str(history.root)
     (row,), faults = operator.groups(root, CONFIG)
-    (of_lag,), remarks = operator.group_lag(root, CONFIG, "g")
+    reader = LOCAL_STORES.reader(root, CONFIG)
+    (of_lag,), remarks = reader.group_lag("g")
     assert not faults and f"the reader is at {READ}, but the queue ends at {end}" in remarks[0]
     assert (row["lag"], row["beyond"]) == (of_lag["lag"], of_lag["beyond"]) == (end, READ - end)
-    (figures,) = operator.figures(root, CONFIG)["groups"]
+    (figures,) = reader.view("figures")[0][0]["groups"]
     assert (figures["lag"], figures["beyond"]) == (end, READ - end)
     with history.open() as store:
         history.put(store, MORE)
-    (of_lag,), remarks = operator.group_lag(root, CONFIG, "g")
+    (of_lag,), remarks = reader.group_lag("g")
     assert (of_lag["lag"], of_lag["beyond"], remarks) == (end + MORE, 0, [])
+    reader.close()
 
 
 @EVERY_WAY

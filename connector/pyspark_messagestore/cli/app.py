@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import inspect
 import os
 import re
@@ -89,6 +90,12 @@ def _global(
 
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]
+_Store = Annotated[
+    str,
+    typer.Argument(
+        metavar="ROOT", help="The store's root folder, or the URL of its server, https://host:port.", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one object per line.")]
 ConfigFile = Annotated[
     Path | None,
@@ -180,7 +187,7 @@ def path_of(root: str) -> str:
     if re.match(r"[A-Za-z][\w+.-]*:", root):
         raise ConfigError(
             f"{root}: found a URL; allowed is the path of a folder on this machine, because this command needs the "
-            f"store's files",
+            f"store's files. Run it on the host of the store",
             key="ROOT",
             value=root,
         )
@@ -196,6 +203,99 @@ def location_of(root: str) -> Location:
         As for `path_of`.
     """
     return Location.of(root) if root.split(":", maxsplit=1)[0].lower() in OPENERS else Location(path_of(root))
+
+
+def _reached(
+    root: _Store,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="With a URL: the file with the token for the server. Without it: that of MESSAGESTORE_TOKEN_FILE.",
+            show_default=False,
+        ),
+    ] = None,
+    ca_file: Annotated[
+        str | None,
+        typer.Option(
+            "--ca-file",
+            metavar="FILE",
+            help="With a URL: the certificates (PEM) of the authorities that may have signed the server's. Without it: "
+            "those of MESSAGESTORE_CA_FILE, else of the system.",
+            show_default=False,
+        ),
+    ] = None,
+    cert_file: Annotated[
+        str | None,
+        typer.Option(
+            "--cert-file",
+            metavar="FILE",
+            help="With a URL: the client's own certificate (PEM). Without it: that of MESSAGESTORE_CERT_FILE.",
+            show_default=False,
+        ),
+    ] = None,
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--key-file",
+            metavar="FILE",
+            help="Its key (PEM), if the certificate's file does not have it. Without --cert-file: that of "
+            "MESSAGESTORE_KEY_FILE.",
+            show_default=False,
+        ),
+    ] = None,
+    retry_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--retry-timeout",
+            metavar="DURATION",
+            help="With a URL: how long to try again if the server does not answer. The default is 30s.",
+            show_default=False,
+        ),
+    ] = None,
+) -> Location:
+    """Where a store is, and how its server is reached."""
+    location = location_of(root)
+    files = {"token_file": token_file, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+
+    for name, value in {**files, "retry_timeout": retry_timeout}.items():
+        if value is not None and not location.is_remote:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option}: found together with the folder {root}; allowed is the URL of a store that is served, such "
+                f"as https://host:port. Give one as ROOT, or leave the option out",
+                key=option,
+                value=value,
+            )
+    if key_file is not None and cert_file is None:
+        raise ConfigError(
+            "--key-file: found without --cert-file. Give the certificate of the key, too, or leave the key out",
+            key="--key-file",
+            value=key_file,
+        )
+
+    retry_timeout_s = None if retry_timeout is None else duration_s("--retry-timeout", retry_timeout)
+    return location.reached(retry_timeout_s, **files)
+
+
+def by_location(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose store may be served by another host, with the options that say how its server is reached.
+
+    The command gets a `Location` as `root`.
+    """
+    own, reach = (inspect.signature(each, eval_str=True).parameters for each in (command, _reached))
+    names = [name for name in reach if name != "root"]
+
+    @functools.wraps(command)
+    def run(*, root: str, **given: Any) -> None:
+        location = _reached(root, **{name: given.pop(name) for name in names})
+        command(root=location, **given)
+
+    parameters = {**own, **reach}
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    return run
 
 
 def _below_folders(path: str) -> str:
@@ -219,9 +319,10 @@ def config_of(file: Path | None, **changes: object) -> StoreConfig:
 
 
 @contextmanager
-def opened(root: str, file: Path | None = None) -> Iterator[StoreReader]:
+def opened(root: str | Location, file: Path | None = None) -> Iterator[StoreReader]:
     """The store, open for reading. Index files are not opened, so a broker's store needs no configuration."""
-    with contextlib.closing(STORES.reader(location_of(root), looking(file))) as store:
+    location = root if isinstance(root, Location) else location_of(root)
+    with contextlib.closing(STORES.reader(location, looking(file))) as store:
         yield store
 
 

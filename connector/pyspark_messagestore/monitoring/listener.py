@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from messagestore import ConfigError, StoreError
+from messagestore import ConfigError, NotAStoreError, StoreError
 from messagestore.spi import STORES, Location, Queues, Range, Stores
 from pyspark_messagestore.source.offsets import StreamOffset
 
@@ -93,15 +93,17 @@ class SourceLag:
         return values
 
 
-def lags_of(progress: Any, paths: Mapping[str, str] | None = None, stores: Stores = STORES) -> list[SourceLag]:
+def lags_of(
+    progress: Any, paths: Mapping[str, str | Location] | None = None, stores: Stores = STORES
+) -> list[SourceLag]:
     """How far the sources of a query are behind, from its progress; sources of other formats are left out.
 
     Parameters
     ----------
     progress : StreamingQueryProgress
         As a listener receives it, or `query.lastProgress`.
-    paths : mapping of str to str, optional
-        The path of each store, by its id. With it, bytes are estimated.
+    paths : mapping of str to str or Location, optional
+        The path of each store, or the URL of its server, by its id. With it, bytes are estimated.
 
     Returns
     -------
@@ -126,7 +128,7 @@ def lags_of(progress: Any, paths: Mapping[str, str] | None = None, stores: Store
                 batch_id=progress["batchId"],
                 source=number,
                 store_id=store_id,
-                path=path,
+                path=None if path is None else str(path),
                 behind=behind,
                 bytes_behind=None if path is None else _bytes_behind(path, end.queues, behind, stores),
             )
@@ -143,11 +145,12 @@ def _offset(text: str | Mapping[str, Any] | None) -> StreamOffset | None:
         return None
 
 
-def _bytes_behind(path: str, ends: Queues, behind: dict[tuple[str, int], int], stores: Stores) -> int | None:
+def _bytes_behind(path: str | Location, ends: Queues, behind: dict[tuple[str, int], int], stores: Stores) -> int | None:
     """About how many bytes the messages behind have; None if the store cannot be read at this moment."""
     ranges = [Range(*queue, ends.get(queue, 0), ends.get(queue, 0) + n) for queue, n in behind.items() if n]
+    location = path if isinstance(path, Location) else Location.of(path)
     try:
-        with contextlib.closing(stores.reader(Location.of(path))) as store:
+        with contextlib.closing(stores.reader(location)) as store:
             begins = store.begins((range_.topic, range_.queue_id) for range_ in ranges)
             # What retention has deleted is not read any more, so it does not count.
             left = [
@@ -171,8 +174,14 @@ class MessageStoreListener(StreamingQueryListener):
     Parameters
     ----------
     roots : str
-        The root folders of the stores whose bytes are to be estimated. This process must see them. Without one,
-        messages are counted, and bytes are not.
+        The root folders of the stores whose bytes are to be estimated, or the URLs of their servers. This process must
+        see the folders. Without one, messages are counted, and bytes are not.
+    token_file, ca_file, cert_file, key_file : str, optional
+        How servers are reached, as the options `tokenFile`, `caFile`, `certFile` and `keyFile` of the source; without
+        one, the variable `MESSAGESTORE_TOKEN_FILE` (and so on) of the environment counts.
+    retry_timeout_s : float
+        For how long a server is asked again that does not answer. It is short, because Spark waits for its listeners:
+        bytes that cannot be estimated now are None, and are estimated after the next micro-batch.
 
     Attributes
     ----------
@@ -192,13 +201,29 @@ class MessageStoreListener(StreamingQueryListener):
     >>> spark.streams.removeListener(listener)
     """
 
-    def __init__(self, *roots: str, stores: Stores = STORES) -> None:
+    def __init__(
+        self,
+        *roots: str,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        retry_timeout_s: float = 1.0,
+        stores: Stores = STORES,
+    ) -> None:
         self.roots = roots
+        self._locations = {
+            root: Location.of(root).reached(
+                retry_timeout_s, token_file=token_file, ca_file=ca_file, cert_file=cert_file, key_file=key_file
+            )
+            for root in roots
+        }
         self.latest: dict[str, list[SourceLag]] = {}
         self._stores = stores
-        self._by_id: dict[str, str] = {}
-        self._by_ancestor: dict[str, str] = {}
+        self._by_id: dict[str, Location] = {}
+        self._by_ancestor: dict[str, Location] = {}
         self._found: set[str] = set()
+        self._told: dict[str, str] = {}
 
     def on_lag(self, lag: SourceLag) -> None:
         """Do something with the lag of one source. It is called after each micro-batch; the base class does nothing."""
@@ -230,15 +255,24 @@ class MessageStoreListener(StreamingQueryListener):
         A query that read a store before it was copied has its id in its offsets. The store itself comes first, if its
         path was given, and then the copy.
         """
-        for path in self.roots:
+        for path, location in self._locations.items():
             if path in self._found:
                 continue
-            with (
-                contextlib.suppress(StoreError, OSError),
-                contextlib.closing(self._stores.reader(Location.of(path))) as store,
-            ):
-                here = store.describe([])
-                self._by_ancestor |= dict.fromkeys({*here.ancestors} - {""}, path)
-                if here.store_id:  # the store of a broker has one when a writer of ours has opened it
-                    self._by_id.setdefault(here.store_id, path)
-                    self._found.add(path)
+            try:
+                with contextlib.closing(self._stores.reader(location)) as store:
+                    here = store.describe([])
+            except NotAStoreError:
+                continue
+            except (StoreError, OSError) as error:
+                self._tell(path, error)
+                continue
+            self._by_ancestor |= dict.fromkeys({*here.ancestors} - {""}, location)
+            if here.store_id:  # the store of a broker has one when a writer of ours has opened it
+                self._by_id.setdefault(here.store_id, location)
+                self._found.add(path)
+
+    def _tell(self, path: str, error: Exception) -> None:
+        """Log why a store cannot be read; the same reason once."""
+        if self._told.get(path) != type(error).__name__:
+            self._told[path] = type(error).__name__
+            _log.warning("%s: the bytes behind the latest offset cannot be estimated: %s", path, error)

@@ -1,8 +1,8 @@
 """The figures of a store for Prometheus: RocketMQ 5's names where it has one, and names with `spark_` for the rest.
 
-Everything is read from the store's files, and from Spark's checkpoints, when somebody asks. Nothing is counted by the
-processes that write, which Spark ends and starts as it likes. A program that keeps a session open may add what this
-session has counted.
+Everything is read from the store's files, or asked of its server, and from Spark's checkpoints, when somebody asks.
+Nothing is counted by the processes that write, which Spark ends and starts as it likes. A program that keeps a session
+open may add what this session has counted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from messagestore import MessageStore, StoreConfig, StoreError, StoreStats
-from messagestore.inspect import operator
-from messagestore.spi import STORES, Location, Queues
+from messagestore.spi import STORES, Location, Queues, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import read_progress, stream_offset
 from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.same_log import place_now
@@ -33,8 +32,8 @@ class StoreCollector(Collector):
 
     Parameters
     ----------
-    path : str
-        The store. It may not exist yet.
+    path : str | Location
+        The store: a folder, which may not exist yet, or the URL of its server.
     checkpoints : sequence of str
         The checkpointLocations of queries that read the store.
     config : StoreConfig, optional
@@ -44,12 +43,13 @@ class StoreCollector(Collector):
 
     def __init__(
         self,
-        path: str,
+        path: str | Location,
         checkpoints: Sequence[str] = (),
         config: StoreConfig | None = None,
         session: MessageStore | None = None,
     ) -> None:
-        self.path = path
+        self.path = str(path)
+        self.location = path if isinstance(path, Location) else Location.of(path)
         self.checkpoints = list(checkpoints)
         self.config = config
         self.session = session
@@ -65,8 +65,10 @@ class StoreCollector(Collector):
         metrics: list[Metric] = []
         with self._lock:
             try:
-                metrics, faults = self._of_store()
-                metrics += self._of_queries()
+                config = (self.config or StoreConfig()).replace(message_index_enable=False)
+                with contextlib.closing(STORES.reader(self.location, config)) as store:
+                    metrics, faults = self._of_store(store)
+                    metrics += self._of_queries(store)
             except (StoreError, OSError) as error:
                 faults = [str(error)]
 
@@ -76,8 +78,8 @@ class StoreCollector(Collector):
         yield up
         yield from metrics
 
-    def _of_store(self) -> tuple[list[Metric], list[str]]:
-        read = operator.figures(self.path, self.config)
+    def _of_store(self, reader: StoreReader) -> tuple[list[Metric], list[str]]:
+        (read,), faults = reader.view("figures")
         store = self.path
 
         size = GaugeMetricFamily("rocketmq_storage_size", "Bytes of the log on the disk.", labels=["store"])
@@ -129,9 +131,9 @@ class StoreCollector(Collector):
             metrics += _session(store, counted)
         if read["brokerName"] is not None:
             _name_node(metrics, read["brokerName"])
-        return metrics, read["faults"]
+        return metrics, faults
 
-    def _of_queries(self) -> list[Metric]:
+    def _of_queries(self, store: StoreReader) -> list[Metric]:
         labels = ["store", "query_id", "source", "topic"]
         lag = GaugeMetricFamily("spark_query_lag_messages", "Messages that a query has not read.", labels=labels)
         size = GaugeMetricFamily("spark_query_lag_bytes", "Bytes of the records of these messages.", labels=labels)
@@ -150,7 +152,7 @@ class StoreCollector(Collector):
                 offset = stream_offset(fields)
                 if offset is None:
                     continue
-                rows, _ = operator.lag(self.path, self.config, self._place(folder, offset), offset.topics)
+                rows, _ = store.lag(self._place(store, folder, offset), offset.topics)
 
                 behind: dict[str, list[int]] = {}
                 for row in rows:
@@ -165,11 +167,9 @@ class StoreCollector(Collector):
 
         return [lag, size, done]
 
-    def _place(self, folder: str, offset: StreamOffset) -> Queues:
+    def _place(self, store: StoreReader, folder: str, offset: StreamOffset) -> Queues:
         """From where a query reads on; a warning says why, if it is not where it was."""
-        config = (self.config or StoreConfig()).replace(message_index_enable=False)
-        with contextlib.closing(STORES.reader(Location(self.path), config)) as store:
-            queues, faults = place_now(store, offset)
+        queues, faults = place_now(store, offset)
         for fault in faults:
             _log.warning("%s: the query of %s refuses this store: %s", self.path, folder, fault)
         return queues
@@ -302,7 +302,7 @@ def _counters(store: str, counters: object) -> Iterator[Metric]:
 
 
 def registry_of(
-    path: str,
+    path: str | Location,
     checkpoints: Sequence[str] = (),
     config: StoreConfig | None = None,
     session: MessageStore | None = None,

@@ -138,8 +138,7 @@ class Follower:
                 raise UnknownTopicError(
                     topic,
                     filter(is_ordinary_topic, whole_store.queue_ids.keys() | whole_store.queue_counts.keys()),
-                    f"Create it with `messagestore topic create {self.options.path} {topic}`, or set "
-                    f"onMissingTopic=wait for a stream that begins before its topic",
+                    f"{self._creation(topic)}, or set onMissingTopic=wait for a stream that begins before its topic",
                 )
 
         if pattern is not None and not any(map(self.subscription.covers_topic, topics)):
@@ -156,6 +155,15 @@ class Follower:
                     f"option assign: queue {queue_id} of {topic} does not exist, so nothing of it is read yet. Its "
                     f"queues are {sorted({*ids, *range(count)})}"
                 )
+
+    def _creation(self, topic: str) -> str:
+        """How to make a topic, in words."""
+        if self.options.location.is_remote:
+            return (
+                f"Create it on the host of {self.options.path} with `messagestore topic create ROOT {topic}`, where "
+                f"ROOT is the folder that the server serves"
+            )
+        return f"Create it with `messagestore topic create {self.options.path} {topic}`"
 
     def _check_gone(self, topic: str) -> None:
         """Refuse to go on without a topic that the query has read; with failOnDataLoss=false, say so."""

@@ -1,18 +1,18 @@
 """What an operator asks about a store on this host: who holds it, how it was left, and what is in it.
 
-These functions open the store's files themselves; they take no lock and write nothing. What they return consists of
-numbers, text, lists and dicts, and `messagestore status --json` writes it unchanged.
+These functions take no lock and write nothing. What they return consists of numbers, text, lists and dicts, so that it
+can be sent to another host, and `messagestore status --json` writes it unchanged.
 
-The commands that make sense only where the files are use them: `status`, `topics`, `offsets`, `groups`, `lag`,
-`batches`, `dump`, `verify` and `recover`. They are not a part of the interface to a store: a store on another host does
-not have them.
+`rows_of`, `offsets_of`, `lag_of` and `group_lag_of` look through a view that is open. A reader of a store asks them
+(`spi/local.py`), and so does a server for readers of other hosts. The functions that take a path open the files
+themselves; the commands that make sense only where the files are use them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from messagestore.broker.delivery import delivered_so_far
@@ -51,21 +51,15 @@ __all__ = [
     "ExpiredFiles",
     "Finding",
     "VerifyReport",
-    "batches",
     "dump",
     "expired",
-    "figures",
     "filters",
-    "group_lag",
     "group_settings",
     "groups",
     "holds_store",
     "is_open",
-    "lag",
     "newest_time",
-    "offsets",
     "status",
-    "topics",
     "verify",
 ]
 
@@ -135,36 +129,6 @@ def filters(path: str) -> list[dict[str, Any]]:
     ]
 
 
-def topics(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """The topics of a store with their settings, and what could not be read, in words."""
-    with _view(path, config) as view:
-        return topics_of(view)
-
-
-def offsets(
-    path: str, config: StoreConfig | None = None, *, topics: list[str], at_ms: int | None = None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """How far the queues of some topics reach, where they were at a time, and what could not be read, in words.
-
-    Raises
-    ------
-    UnknownTopicError
-        The store has no such topic.
-    """
-    with _view(path, config) as view:
-        return offsets_of(view, topics, at_ms)
-
-
-def figures(path: str, config: StoreConfig | None = None) -> dict[str, Any]:
-    """The numbers that a monitoring system asks for, all of them from the store's files. `faults` lists what could not
-    be read, in words.
-
-    No process has to have counted them, so they are right whichever process wrote, and however it ended.
-    """
-    with _view(path, config) as view:
-        return figures_of(view)
-
-
 def newest_time(path: str, config: StoreConfig | None = None) -> int | None:
     """The newest store time among the last messages of all queues; None if there is no message."""
     with _view(path, config) as view:
@@ -175,33 +139,6 @@ def newest_time(path: str, config: StoreConfig | None = None) -> int | None:
         ]
         times = [_store_time(view, topic, queue_id, end - 1) for topic, queue_id, end in ends if end > 0]
     return max((time_ms for time_ms in times if time_ms is not None), default=None)
-
-
-def lag(
-    path: str, config: StoreConfig | None, committed: Mapping[tuple[str, int], int], topics: Iterable[str] = ()
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """How far a reader is behind the end of each queue that it reads, and what is wrong, in words.
-
-    Parameters
-    ----------
-    committed : dict of (topic, queue id) to int
-        The number of the first message of each queue that was not read.
-    topics : iterable of str
-        More topics whose queues the reader reads from their beginning.
-    """
-    with _view(path, config) as view:
-        return lag_of(view, committed, topics)
-
-
-def group_lag(path: str, config: StoreConfig | None, group: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """How far a consumer group is behind, as `lag`; no row if the group has no offset in the store."""
-    with _view(path, config) as view:
-        table = group_offsets(view)
-        topics = table.topics_read(view.topics().__contains__).get(group, [])
-        committed = {
-            (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()
-        }
-        return lag_of(view, committed, topics)
 
 
 def expired(
@@ -250,12 +187,6 @@ def expired(
                 lambda: delivered_so_far(files, journal_of(files, journal_end)),
             )
         )
-
-
-def batches(path: str, config: StoreConfig | None = None) -> list[dict[str, Any]]:
-    """The versions that the store knows of each app, and which one comes next."""
-    with _view(path, config) as view:
-        return apps_of(view)
 
 
 @contextlib.contextmanager
@@ -625,7 +556,7 @@ def topics_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, faults
 
 
-def offsets_of(view: StoreView, topics: list[str], at_ms: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each queue of some topics (none: of all but the store's own), and what could not be read, in words.
 
     A topic that was created and got no message yet has its queues, from 0 to 0, if it is named. `offset` is that of the
@@ -639,7 +570,7 @@ def offsets_of(view: StoreView, topics: list[str], at_ms: int | None) -> tuple[l
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
 
-    for topic in topics or sorted(queue_ids_by_topic.keys() - {BATCH_TOPIC}):
+    for topic in dict.fromkeys(topics) or sorted(queue_ids_by_topic.keys() - {BATCH_TOPIC}):
         created = view.files.topics.get(topic)
         ids = queue_ids_by_topic.get(topic) or range(created.write_queue_nums if created is not None and topics else 0)
         for queue_id in ids:
@@ -723,6 +654,15 @@ def lag_of(
     return rows, list(dict.fromkeys([*remarks, *faults]))
 
 
+def group_lag_of(view: StoreView, group: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far a consumer group is behind, as `lag_of`; no row if the group has no offset in the store."""
+    table = ConsumerOffsets(view.files.disk, view.files.paths.root)
+    table.load()
+    topics = table.topics(group)
+    committed = {(topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()}
+    return lag_of(view, committed, topics)
+
+
 def _lag_of(
     view: StoreView, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
 ) -> tuple[list[dict[str, Any]], list[str], list[str]]:
@@ -800,7 +740,11 @@ def _records_size(view: StoreView, topic: str, queue_id: int, start: int, end: i
 
 
 def figures_of(view: StoreView) -> dict[str, Any]:
-    """What `figures` returns."""
+    """The numbers that a monitoring system asks for, all of them from the store's files. `faults` lists what could not
+    be read, in words.
+
+    No process has to have counted them, so they are right whichever process wrote, and however it ended.
+    """
     faults: list[str] = []
     files, now_ms = view.files, view.files.disk.time_ns() // 1_000_000
     queues = _queues(view, faults)
@@ -926,14 +870,26 @@ def apps_of(view: StoreView) -> list[dict[str, Any]]:
 
 
 def rows_of(view: StoreView, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of `StoreReader.view`, and what could not be read, in words."""
-    if name == "topics":
-        return topics_of(view)
-    if name == "queues":
-        return offsets_of(view, sorted(topic for topic in view.topics() if topic != BATCH_TOPIC), None)
-    if name == "groups":
-        return groups_of(view)
-    return (_segments_of(view) if name == "segments" else _batches_of(view)), []
+    """The rows of `StoreReader.view`, and what could not be read, in words.
+
+    Raises
+    ------
+    ConfigError
+        There is no view of this name.
+    """
+    if name not in _VIEWS:
+        raise ConfigError(f"view: found {name!r:.60}; allowed are {', '.join(_VIEWS)}", key="view", value=name)
+    return _VIEWS[name](view)
+
+
+def _queues_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
+    return offsets_of(view, sorted(topic for topic in view.topics() if topic != BATCH_TOPIC), None)
+
+
+def _as_row(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row, and what could not be read."""
+    faults: list[str] = found.pop("faults")
+    return [found], faults
 
 
 def _segments_of(view: StoreView) -> list[dict[str, Any]]:
@@ -972,3 +928,16 @@ def _batches_of(view: StoreView) -> list[dict[str, Any]]:
         for entry in sorted(journal.entries(app_id), key=lambda entry: entry.version)
         if not entry.start
     ]
+
+
+_VIEWS: dict[str, Callable[[StoreView], tuple[list[dict[str, Any]], list[str]]]] = {
+    "topics": topics_of,
+    "queues": _queues_of,
+    "groups": groups_of,
+    "segments": lambda view: (_segments_of(view), []),
+    "batches": lambda view: (_batches_of(view), []),
+    "apps": lambda view: (apps_of(view), []),
+    "status": lambda view: _as_row(status_of(view)),
+    "figures": lambda view: _as_row(figures_of(view)),
+}
+"""What `StoreReader.view` shows, by name."""

@@ -85,7 +85,7 @@ class Tokens:
         if scheme.lower() != "bearer" or not secret.strip():
             raise _unknown(
                 f"client at {address}: this server asks for a token, and the request has none. Give the file with one "
-                f"as option tokenFile or in MESSAGESTORE_TOKEN_FILE"
+                f"as option tokenFile (--token-file), or in MESSAGESTORE_TOKEN_FILE"
             )
 
         digest = hashlib.sha256(secret.strip().encode("latin-1")).digest()
@@ -99,7 +99,7 @@ class Tokens:
         if client is None:
             raise _unknown(
                 f"client at {address}: this server does not know the token of the request. Give a file with another "
-                f"one as option tokenFile, or add the token to the server's token file"
+                f"one as option tokenFile (--token-file), or add the token to the server's token file"
             )
         return client.name, ROLES[client.role]
 

@@ -2,7 +2,7 @@
 
 A client's reader has a reader here, which is found by the id that the client made up, and made again when it is not
 there: readers that nobody has used for a while are closed, and there are never more than `MOST_READERS`. A `gather`
-gets a reader of its own, so that it does not keep others waiting.
+or a report gets a reader of its own, so that it does not keep others waiting.
 
 The settings are those of the server. What a client sends about them is not looked at.
 """
@@ -39,10 +39,11 @@ READS = (
     "mean_sizes",
     "sizes",
     "find",
-    "view",
     "published_progress",
 )
 """What a role that reads may ask for."""
+REPORTS = ("view", "offsets", "lag", "group_lag")
+"""The same, of what looks through a whole store."""
 MOST_READERS = 64
 _IDLE_READER_S = 300.0
 
@@ -83,7 +84,7 @@ class Hosted:
         return None if verb == "ends" and answer.token == token else answer
 
     @contextlib.contextmanager
-    def gathering(self) -> Iterator[LocalReader]:
+    def reading(self) -> Iterator[LocalReader]:
         """A reader for one stream."""
         with contextlib.closing(LocalReader(self.root, self.config)) as store:
             yield store
@@ -203,4 +204,4 @@ def _signature(kind: type, verb: str) -> tuple[inspect.Signature, dict[str, Any]
     return inspect.signature(method), hints
 
 
-__all__ = ["READS", "Hosted", "StoreReader", "StoreWriter", "bound"]
+__all__ = ["READS", "REPORTS", "Hosted", "StoreReader", "StoreWriter", "bound"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from messagestore.errors import StoreError
 
 MIB = 1024 * 1024
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,9 @@ class Limits:
     connections : int
         Open connections; more are closed at once.
     streams : int
-        Streams (`gather`, `stage`, `commit`) at the same time.
+        Streams (`gather`, `stage`, `commit`, reports) at the same time.
+    reports : int
+        Reports at the same time, each of which looks through the whole store; others wait for their turn.
     memory : int
         Memory for the buffers of all streams.
     body : int
@@ -40,6 +43,7 @@ class Limits:
 
     connections: int = 256
     streams: int = 64
+    reports: int = 2
     memory: int = 256 * MIB
     body: int = 8 * MIB
     frame: int = 64 * MIB
@@ -73,7 +77,7 @@ class Budget:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.streams = 0
+        self.streams = self.reports = 0
         self.memory = 0
         self._changed = threading.Condition()
         self._due_s: dict[str, float] = defaultdict(float)
@@ -98,6 +102,28 @@ class Budget:
             room.take(0)
             with self._changed:
                 self.streams -= 1
+
+    @contextlib.contextmanager
+    def report(self, is_gone: Callable[[], bool]) -> Iterator[None]:
+        """A turn to look through the whole store.
+
+        Raises
+        ------
+        ConnectionError
+            The client went away before its turn.
+        """
+        with self._changed:
+            while self.reports >= self.limits.reports:
+                if is_gone():
+                    raise ConnectionError("the client is gone")
+                self._changed.wait(_LOOK_S)
+            self.reports += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.reports -= 1
+                self._changed.notify_all()
 
     def change(self, by: int) -> None:
         """Take memory, once there is enough, or give it back.

@@ -25,7 +25,7 @@ from messagestore.format.json_text import bounded_json
 from messagestore.serve.access import OPERATE, READ, WRITE, Access, Everybody, check_role
 from messagestore.serve.counters import Counters, staged_text
 from messagestore.serve.exchange import CutError, Exchange
-from messagestore.serve.hosted import READS, Hosted, StoreReader, StoreWriter, bound
+from messagestore.serve.hosted import READS, REPORTS, Hosted, StoreReader, StoreWriter, bound
 from messagestore.serve.limits import Budget, BusyError, Limits, StagedBytes
 from messagestore.spi.wire import failures, frames, parts, values, versions
 
@@ -33,6 +33,9 @@ PREFIX = "/v1/"
 PART_SIZE = 4 * 1024 * 1024
 """The largest part of a `gather` on the wire, unless a single record is larger."""
 SIGN_OF_LIFE_S = 5.0
+_ROWS_IN_FRAME = 1_000
+_ROW_SIZE = 1_024
+"""About what a row of a report takes in memory."""
 _PLAIN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _log = logging.getLogger("messagestore.serve")
 
@@ -204,6 +207,7 @@ class _Request:
         }
 
         calls.update({f"reader/{verb}": (self._read, READ) for verb in READS})
+        calls.update(dict.fromkeys(REPORTS, (self._report, READ)))
         return calls
 
     def _authorize(self, role: str) -> None:
@@ -253,7 +257,7 @@ class _Request:
         with self.service.budget.stream() as room:
             arguments = bound(StoreReader, "gather", self._body().get("arguments"))
             size = min(PART_SIZE, arguments.pop("max_size", PART_SIZE))
-            with self.hosted.gathering() as store:
+            with self.hosted.reading() as store:
                 gathered = store.gather(**arguments, max_size=max(1, size))
                 count = row_count = 0
                 room.take(2 * PART_SIZE)
@@ -265,6 +269,20 @@ class _Request:
                     self._pace(part.data.nbytes)
                     del part  # so that the next one can use its memory
             self._end({"parts": count, "rows": row_count})
+
+    def _report(self) -> None:
+        """Look through the store. Few do so at a time, since one caller could keep all processors busy otherwise."""
+        with self.service.budget.stream() as room:
+            arguments = bound(StoreReader, self.verb, self._body().get("arguments"))
+            self._begin()
+            with self._signs_of_life() as gone, self.service.budget.report(gone.is_set), self.hosted.reading() as store:
+                rows, faults = getattr(store, self.verb)(**arguments)
+            room.take(len(rows) * _ROW_SIZE)
+            for start in range(0, len(rows), _ROWS_IN_FRAME):
+                pieces = frames.packed({"rows": values.to_json(rows[start : start + _ROWS_IN_FRAME])})
+                self._send(pieces)
+                self._pace(sum(map(len, pieces)))
+            self._end({"rows": len(rows), "faults": faults})
 
     def _stage(self) -> None:
         service = self.service
@@ -316,19 +334,21 @@ class _Request:
             self._end(values.to_json(committed))
 
     @contextlib.contextmanager
-    def _signs_of_life(self) -> Iterator[None]:
-        """Send a frame every few seconds, so that nobody takes the connection for dead."""
-        done = threading.Event()
+    def _signs_of_life(self) -> Iterator[threading.Event]:
+        """Send a frame every few seconds, so that nobody takes the connection for dead; set the event if it is."""
+        done, gone = threading.Event(), threading.Event()
 
         def show() -> None:
-            with contextlib.suppress(OSError):  # the client went away; what it asked for is done all the same
+            try:
                 while not done.wait(SIGN_OF_LIFE_S):
                     self._send(frames.packed({"alive": True}))
+            except OSError:  # the client went away; a commit is done all the same
+                gone.set()
 
         thread = threading.Thread(target=show, name=f"signs of life {self.id}", daemon=True)
         thread.start()
         try:
-            yield
+            yield gone
         finally:
             done.set()
             thread.join()

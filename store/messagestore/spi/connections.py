@@ -208,8 +208,8 @@ class Attempt:
         if isinstance(error, ssl.SSLCertVerificationError):
             raise StoreUnavailableError(
                 f"{self._link.url}: the server's certificate is not trusted ({error.verify_message}). Give the "
-                f"certificate of its authority as option caFile or in MESSAGESTORE_CA_FILE, and ask for the host by "
-                f"the name that the certificate has"
+                f"certificate of its authority as option caFile (--ca-file), or in MESSAGESTORE_CA_FILE, and "
+                f"ask for the host by the name that the certificate has"
             ) from error
         if isinstance(error, ssl.SSLError) and (
             fault := _tls_fault(self._link.url, error, was_open=connection.was_sent)
@@ -380,7 +380,8 @@ class Connection:
         raise self._refused(error)
 
     def _refused(self, error: Exception) -> Exception:
-        error.add_note(f"store at {self._link.url}")
+        runs = "; run the commands that are named here on its host" if "`messagestore " in str(error) else ""
+        error.add_note(f"store at {self._link.url}{runs}")
         self.refusal = error
         return error
 

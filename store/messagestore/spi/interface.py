@@ -12,7 +12,8 @@ second implementation of `Stores`, `StoreReader` and `StoreWriter`.
 The other methods of a reader answer the source's questions about single messages: `begins`, `places`, `seek`,
 `prove_last`, `mean_sizes`, `sizes`, `proven`. Each takes many queues or ranges, since a call to another host takes as
 long for ten thousand as for one. `publish_progress` shows others how far a query has read, and `published_progress`
-reads what a consumer group has published.
+reads what a consumer group has published. `view`, `offsets`, `lag` and `group_lag` are for people and monitoring
+systems: they look through a whole store, in one call.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ Queue = tuple[str, int]
 """A topic and a queue id."""
 Queues = dict[Queue, int]
 """A queue offset for each queue."""
+Report = tuple[list[dict[str, Any]], list[str]]
+"""Rows that say what a store contains, and what could not be read, in words."""
 
 GATHERED_ROWS = 65_536
 GATHERED_SIZE = 16 * 1024 * 1024
@@ -409,15 +412,55 @@ class StoreReader(Protocol):
         """
         ...
 
-    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    def view(self, name: str) -> Report:
         """Rows that say what the store contains, and what could not be read, in words.
 
         Parameters
         ----------
         name : str
-            "topics", "queues", "segments", "groups", or "batches" (the journal). Values are text, numbers, lists and
-            dicts; times are in milliseconds.
+            "topics", "queues", "segments", "groups", "batches" (the journal), or "apps" (the next version of each app).
+            "status" and "figures" have one row: who holds the store, how it was left and what it contains; and what a
+            monitoring system asks for. Values are text, numbers, lists and dicts; times are in milliseconds.
+
+        Raises
+        ------
+        ConfigError
+            There is no view of this name.
         """
+        ...
+
+    def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:
+        """How far the queues of some topics reach, one row for each queue, and what could not be read, in words.
+
+        Parameters
+        ----------
+        topics : sequence of str
+            Without one: all topics but the store's own.
+        at_ms : int | None
+            Each row also has the number and the time of the first message that was stored at this time or later.
+
+        Raises
+        ------
+        UnknownTopicError
+            The store has no such topic.
+        """
+        ...
+
+    def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:
+        """How far a reader is behind the end of each queue, in messages, in bytes and since when; and what is wrong
+        with the store or with the reader's place, in words.
+
+        Parameters
+        ----------
+        offsets : mapping of (str, int) to int
+            The number of the first message of each queue that was not read.
+        topics : iterable of str
+            More topics, whose queues the reader reads from their beginning.
+        """
+        ...
+
+    def group_lag(self, group: str) -> Report:
+        """How far a consumer group is behind, as `lag`; no row if the group has no offset in the store."""
         ...
 
     def published_progress(self, group: str) -> Queues:

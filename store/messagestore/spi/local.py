@@ -76,6 +76,7 @@ from messagestore.spi.interface import (
     Queue,
     Queues,
     Range,
+    Report,
 )
 from messagestore.spi.location import Location
 from messagestore.writer.log_writer import LogWriter
@@ -346,12 +347,34 @@ class LocalReader:
             self._path, group, offsets, disk=self._disk, pending=lambda table: add_progress(self._view, table)
         )
 
-    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    def view(self, name: str) -> Report:
         """Rows that say what the store contains."""
         from messagestore.inspect.operator import rows_of  # what most readers never need
 
+        return rows_of(self._looked_at(), name)
+
+    def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:
+        """How far the queues of some topics reach, and where they were at a time."""
+        from messagestore.inspect.operator import offsets_of
+
+        return offsets_of(self._looked_at(), topics, at_ms)
+
+    def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:
+        """How far a reader is behind the end of each queue."""
+        from messagestore.inspect.operator import lag_of
+
+        return lag_of(self._looked_at(), offsets, topics)
+
+    def group_lag(self, group: str) -> Report:
+        """How far a consumer group is behind the end of each queue."""
+        from messagestore.inspect.operator import group_lag_of
+
+        return group_lag_of(self._looked_at(), group)
+
+    def _looked_at(self) -> StoreView:
+        """The view, as the store is now."""
         self._view.refresh()
-        return rows_of(self._view, name)
+        return self._view
 
     def published_progress(self, group: str) -> Queues:
         """How far a consumer group has read, from `config/consumerOffset.json`."""

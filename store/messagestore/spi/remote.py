@@ -40,6 +40,7 @@ from messagestore.spi.interface import (
     Queue,
     Queues,
     Range,
+    Report,
 )
 from messagestore.spi.location import Location, RemoteSettings
 from messagestore.spi.wire import frames, parts, values
@@ -117,9 +118,12 @@ class RemoteReader:
         self._ask("describe")
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
+        self._check_open()
+        return self._link.call(f"reader/{verb}", {"reader": self._id, "arguments": arguments})
+
+    def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"{self._link.url}: this reader is closed. Open another one")
-        return self._link.call(f"reader/{verb}", {"reader": self._id, "arguments": arguments})
 
     def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
         """Which store this is."""
@@ -229,10 +233,39 @@ class RemoteReader:
         """Write how far a query has read, as the offsets of a consumer group."""
         self._ask("publish_progress", group=group, offsets=dict(offsets))
 
-    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    def view(self, name: str) -> Report:
         """Rows that say what the store contains."""
-        answer: tuple[list[dict[str, Any]], list[str]] = self._ask("view", name=name)
-        return answer
+        return self._report("view", name=name)
+
+    def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:
+        """How far the queues of some topics reach, and where they were at a time."""
+        return self._report("offsets", topics=list(topics), at_ms=at_ms)
+
+    def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:
+        """How far a reader is behind the end of each queue."""
+        return self._report("lag", offsets=dict(offsets), topics=list(topics))
+
+    def group_lag(self, group: str) -> Report:
+        """How far a consumer group is behind the end of each queue."""
+        return self._report("group_lag", group=group)
+
+    def _report(self, verb: str, **arguments: Any) -> Report:
+        """Rows, which arrive as a stream; one that is cut is asked for again."""
+        self._check_open()
+        text = to_text({"arguments": arguments})
+
+        def once(connection: Connection) -> Report:
+            rows: list[dict[str, Any]] = []
+            *pieces, last = connection.stream(verb, text)
+            for frame in pieces:
+                some = values.from_json(frame.head.get("rows"), strict=False)
+                rows += values.checked(some, list[dict[str, Any]], f"the rows of {verb}")
+            done = values.from_json(last.head["done"], strict=False)
+            if not isinstance(done, dict) or done.get("rows") != len(rows):
+                raise ProtocolError(f"{self._link.url}: {verb} ended after {len(rows)} rows: {last.head!r:.200}")
+            return rows, values.checked(done.get("faults"), list[str], f"the faults of {verb}")
+
+        return self._link.retried(verb, once)
 
     def published_progress(self, group: str) -> Queues:
         """How far a consumer group has read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from checkpoints import checkpoint, offset
 from cli_runs import error, finish, objects, read_lines, run, start
 from messagestore import (
     AccessDeniedError,
@@ -21,7 +23,8 @@ from messagestore import (
     MessageStore,
     StoreUnavailableError,
 )
-from messagestore.spi import ColumnTexts, Range, Write, encode, store_host_of
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.spi import LOCAL_STORES, ColumnTexts, Range, Write, encode, store_host_of
 from messagestore.spi.location import Location, RemoteSettings
 from messagestore.spi.remote import RemoteStores
 from small import SMALL, bodies, columns, filled
@@ -177,3 +180,86 @@ def test_a_server_that_is_gone_is_named(root: Path, processes: list[subprocess.P
     stores = RemoteStores(RemoteSettings(retry_timeout_s=0.2))
     with pytest.raises(StoreUnavailableError, match=r"no answer to reader/describe .*Connection refused"):
         stores.reader(url)
+
+
+# ---- commands by URL
+
+
+LOOKING = ("offsets", "topics", "status", "batches", "metrics")
+
+
+def looked(command: str, where: object, *options: object) -> list[dict[str, Any]]:
+    """What a command shows as JSON, apart from what changes from call to call."""
+    shown = objects(run(command, where, *options, "--json"))
+    names = ("rocketmq_storage_message_reserve_time", "rocketmq_consumer_lag_latency", "spark_disk_used_ratio")
+    rows = [row for row in shown if row.get("name") not in names]
+    for row in rows:
+        row.get("labels", {}).pop("store", None)
+        row.pop("diskUsed", None)
+    return rows
+
+
+def test_commands_that_look_say_the_same_by_url(root: Path, processes: list[subprocess.Popen[str]]) -> None:
+    """Also of a server that only reads."""
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(columns(bodies(3)), BatchRequest("app", 4, version_source="user"))
+        store.create_topic("empty", 3)
+    publish_offsets(str(root), "g", {("t", 0): 3})
+    with contextlib.closing(LOCAL_STORES.reader(str(root))) as reader:
+        store_id = reader.describe([]).store_id
+    folder = checkpoint(root.parent / "checkpoint", [[offset(store_id, 2, 1)]])
+    url = serving(processes, root, "--read-only")["url"]
+    for command in LOOKING:
+        assert looked(command, url) == looked(command, root) != []
+    for options in (["t", "empty"], ["--at", "2026-01-01"], ["t", "--at", "2100-01-01"]):
+        assert looked("offsets", url, *options) == looked("offsets", root, *options) != []
+    for options in (["--group", "g"], ["--checkpoint", folder]):
+        rows = looked("lag", url, *options)
+        assert rows == looked("lag", root, *options)
+        assert sum(row["lag"] for row in rows) > 0
+    options = ["--checkpoint", folder]
+    assert looked("metrics", url, *options) == looked("metrics", root, *options)
+    assert run("status", url).stdout == run("status", root).stdout
+    assert "topic 'no' is not in the store. Its topics are: empty, t" in error("offsets", url, "no", code=2)
+    assert "has no offsets in this store" in error("lag", url, "--group", "no", code=2)
+
+
+def test_a_command_by_url_has_options_for_its_server(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
+    cert, key = certificate(tmp_path, "server")
+    tokens = replace(tmp_path / "tokens", token_line("reader", "read", "the-token"))
+    secrets = ["--cert-file", cert, "--key-file", key, "--token-file", tokens]
+    filled(tmp_path / "store", 10)
+    url = serving(processes, tmp_path / "store", *secrets)["url"]
+    token, wrong = replace(tmp_path / "token", "the-token"), replace(tmp_path / "wrong", "another")
+    reached = ["--ca-file", cert, "--token-file", token]
+    for command in (*LOOKING, "tail"):
+        arguments = ["--json"] if command != "batches" else []
+        run(command, url, *reached, *arguments, code=1 if command == "batches" else 0)
+    assert run("get", url, "t", *reached).stdout
+    assert "is not trusted" in error("topics", url, "--token-file", token, code=2)
+    assert "asks for a token" in error("status", url, "--ca-file", cert, code=2)
+    assert "does not know the token" in error("metrics", url, "--ca-file", cert, "--token-file", wrong, code=2)
+    assert "found together with the folder" in error("topics", tmp_path / "store", "--token-file", token, code=2)
+    assert "--key-file: found without --cert-file" in error("offsets", url, "--key-file", key, code=2)
+    assert "allowed is a duration" in error("batches", url, "--retry-timeout", "soon", code=2)
+
+
+def test_a_command_by_url_whose_server_is_gone(root: Path, processes: list[subprocess.Popen[str]]) -> None:
+    """It says so after `--retry-timeout`; a server that is started again meanwhile answers."""
+    url = serving(processes, root)["url"]
+    processes[0].kill()
+    processes[0].wait()
+    assert "no answer to reader/describe" in error("lag", url, "--group", "g", "--retry-timeout", "100ms", code=2)
+    waiting = start("topics", url, "--retry-timeout", "10m", "--json")
+    processes.append(waiting)
+    listen = ["--listen", url.removeprefix("http://")]
+    processes.append(start("serve", root, *listen, "--json"))
+    shown, _ = finish(waiting)
+    assert [row["topic"] for row in map(json.loads, shown.splitlines())] == ["t"]
+
+
+def test_commands_that_need_the_files_say_where_to_run_them(root: Path) -> None:
+    url = "https://store.example:8443"
+    for arguments in (["verify", url], ["recover", url], ["groups", url], ["topic", "create", url, "t"],
+                      ["batches", "start", url, "app", 3], ["put", url, "t", "body"], ["dump", url]):  # fmt: skip
+        assert "needs the store's files. Run it on the host of the store" in error(*arguments, code=2)

@@ -17,6 +17,7 @@ from messagestore import BatchRequest, Message, MessageColumns, MessageStore
 from pyspark_messagestore.monitoring.listener import MessageStoreListener, SourceLag, lags_of
 from pyspark_messagestore.source.offsets import StreamOffset
 from small import SMALL, filled
+from tls_files import certificate, replace, token_line
 
 
 def offset(store_id: str, **topics: list[int]) -> str:
@@ -140,4 +141,40 @@ def test_a_store_that_is_gone_stops_no_query(tmp_path: Path, caplog: pytest.LogC
     source = {"endOffset": offset("s", t=[0]), "latestOffset": offset("s", t=[4])}
     (lag,) = lags_of(progress(source), {"s": str(tmp_path / "gone")})
     assert (lag.records_behind, lag.bytes_behind) == (4, None)
+    assert "cannot be estimated" in caplog.text
+
+
+def test_bytes_are_estimated_by_url(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the settings of the listener. What is wrong is said once; while the server is away, messages are counted."""
+    from messagestore.serve.lifecycle import ServedStore  # cheroot is an extra
+
+    cert, key = certificate(tmp_path, "server")
+    token, wrong = replace(tmp_path / "token", "the-token"), replace(tmp_path / "wrong", "another")
+    tokens = replace(tmp_path / "tokens", token_line("listener", "read", "the-token"))
+    root = filled(tmp_path / "store", 10)
+    with MessageStore.open_read_only(root, SMALL) as store:
+        store_id = store.store_id
+    source = {"endOffset": offset(store_id, t=[1, 5]), "latestOffset": offset(store_id, t=[5, 5])}
+    event = SimpleNamespace(progress=type("Progress", (dict,), {"id": "q"})(progress(source)))
+
+    def told(listener: MessageStoreListener) -> SourceLag:
+        listener.onQueryProgress(event)
+        return listener.latest["q"][0]
+
+    served = ServedStore(str(root), SMALL, read_only=True, cert_file=cert, key_file=key, token_file=tokens)
+    served.start()
+    try:
+        local = told(MessageStoreListener(str(root)))
+        listener = MessageStoreListener(served.url, token_file=token, ca_file=cert, retry_timeout_s=0.1)
+        by_url = told(listener)
+        assert by_url.path == served.url and by_url.bytes_behind == local.bytes_behind
+        assert local.bytes_behind
+        stranger = MessageStoreListener(served.url, token_file=wrong, ca_file=cert)
+        assert [told(stranger).bytes_behind for _ in range(2)] == [None, None]
+        warnings = [record.message for record in caplog.records if record.name.endswith("listener")]
+        assert len(warnings) == 1 and "does not know the token" in warnings[0]
+    finally:
+        served.stop(0)
+    gone = told(listener)
+    assert (gone.records_behind, gone.bytes_behind) == (4, None)
     assert "cannot be estimated" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from messagestore import CorruptionError, NotAStoreError
 from messagestore.files.consumer_offsets import publish_offsets
-from messagestore.inspect import operator
+from messagestore.spi import LOCAL_STORES
 from messagestore.spi import STORES as OPENERS
 from missing_segments import MISSING, STORES, prepared
 from pyspark_messagestore.cli.main import app
@@ -69,7 +70,8 @@ def test_no_command_shows_a_part_of_the_log(tmp_path: Path, whose: str, missing:
         words = ("segment", "last record of the log", "faults")
         assert any(word in result.output for word in words), (name, result.output)
     try:
-        assert operator.figures(str(root))["faults"]
+        with contextlib.closing(LOCAL_STORES.reader(str(root))) as store:
+            assert store.view("figures")[1]
     except CorruptionError as error:
         assert "segment" in str(error) or "last record of the log" in str(error)
 

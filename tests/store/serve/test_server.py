@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import resource
@@ -283,6 +284,49 @@ def test_a_gather_goes_on_where_it_was_cut(server: Server, monkeypatch: pytest.M
     ]
     assert found == [(each.queue_id, number) for each in ranges for number in range(each.start, each.end)]
     assert len(cuts) == 5
+
+
+def test_a_report_that_is_cut_is_asked_for_again(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """Each row once, though the connection broke after the first rows."""
+    send, cuts = services._Request._send, []
+
+    def cut(self: Any, pieces: Any) -> None:
+        send(self, pieces)
+        if self.verb == "offsets" and len(cuts) < 2:
+            cuts.append(self.id)
+            raise ConnectionError("cut")
+
+    monkeypatch.setattr(services._Request, "_send", cut)
+    monkeypatch.setattr(services, "_ROWS_IN_FRAME", 1)
+    rows, faults = settings().reader(server.url).offsets(["t"])
+    assert ([row["queueId"] for row in rows], faults, len(cuts)) == ([0, 1], [], 2)
+
+
+def test_reports_wait_for_their_turn_and_show_that_they_are_alive(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """One caller cannot keep all processors busy. Who goes away while he waits leaves no stream behind."""
+    monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr("messagestore.serve.limits._LOOK_S", 0.05)
+    budget = server.service.budget
+    with contextlib.ExitStack() as others:
+        for _ in range(LIMITS.reports):
+            others.enter_context(budget.report(lambda: False))
+        sock = connected(server)
+        body = b'{"arguments": {"name": "status"}}'
+        head = f"POST /v1/view HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        until(lambda: b"alive" in sock.recv(4096))
+        assert budget.streams == 1
+        sock.close()
+        until(lambda: not budget.streams)
+
+        rows: list[Any] = []
+        asking = threading.Thread(target=lambda: rows.extend(settings().reader(server.url).view("topics")[0]))
+        asking.start()
+        until(lambda: budget.streams == 1)
+        assert budget.reports == LIMITS.reports and not rows
+    asking.join()
+    assert [row["topic"] for row in rows] == ["t"]
+    until(lambda: (budget.streams, budget.reports, budget.memory) == (0, 0, 0))
 
 
 def commit_of(server: Server, stores: RemoteStores, planned: PlannedWrite | None) -> Callable[[], Any]:

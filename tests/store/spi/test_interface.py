@@ -37,6 +37,7 @@ from messagestore import (
     StoreError,
     StoreLockedError,
     StoreWentBackwardsError,
+    UnknownTopicError,
 )
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.disk import Disk
@@ -700,6 +701,83 @@ def test_views_say_what_the_store_contains(root: str, reader: StoreReader) -> No
     assert found["segments"][0][0]["firstPhysicalOffset"] == 0
     assert [row["committedOffset"] for row in found["groups"][0]][:1] == [7]
     assert found["batches"][0] == []
+
+
+def test_a_view_that_there_is_not(reader: StoreReader) -> None:
+    with pytest.raises(ConfigError, match="found 'secrets'; allowed are topics, queues"):
+        reader.view("secrets")
+
+
+def test_views_for_people_and_monitoring_systems(stores: Stores, root: str, reader: StoreReader) -> None:
+    """The apps with their next versions, and one row each for the status and for the figures."""
+    writer, store_id = writer_of(stores, root)
+    writer.commit([stage(writer, store_id, [b"1", b"2"])], batch(0), store_id)
+    (app,), faults = reader.view("apps")
+    assert (app["app"], app["lastVersion"], app["lastRows"], app["nextVersion"], faults) == (APP, 0, 2, 1, [])
+    (status,), faults = reader.view("status")
+    assert (status["storeId"], status["messages"], status["batches"], faults) == (store_id, 62, 1, [])
+    assert status["topics"][0]["queues"]["1"]["maxOffset"] >= 30
+    (figures,), faults = reader.view("figures")
+    assert (figures["storeId"], figures["batches"], figures["apps"][0]["lastRows"], faults) == (store_id, 1, 2, [])
+    assert list(figures["topics"][0]) == ["topic", "messagesIn", "messages"]
+
+
+def test_how_far_queues_reach_and_where_they_were_at_a_time(root: str, reader: StoreReader) -> None:
+    rows, faults = reader.offsets()
+    assert [(row["topic"], row["queueId"], row["minOffset"], row["maxOffset"]) for row in rows] == [
+        ("t", 0, 0, 30),
+        ("t", 1, 0, 30),
+    ]
+    assert faults == []
+    (middle,) = (part.decoded(("store_timestamp_ms",)) for part in reader.gather([Range("t", 0, 20, 21)]))
+    at_ms = middle["store_timestamp_ms"][0].as_py()
+    rows, _ = reader.offsets(["t", "t"], at_ms)
+    assert [row["queueId"] for row in rows] == [0, 1]  # each queue once, however often its topic is named
+    assert rows[0]["offset"] <= 20 and rows[0]["storeTimestamp"] >= at_ms
+    for outside_ms, wanted in ((1 << 62, (30, None)), (-(1 << 62), (0, rows[0]["storeTimestamp"]))):
+        row = reader.offsets(["t"], outside_ms)[0][0]
+        assert row["offset"] == wanted[0] and (row["storeTimestamp"] is None) == (wanted[1] is None)
+    with pytest.raises(UnknownTopicError, match=r"topic 'other' is not in the store. Its topics are: t"):
+        reader.offsets(["t", "other"])
+
+
+def test_how_far_a_reader_is_behind(root: str, reader: StoreReader) -> None:
+    """Bytes are those of the records; what is wrong with the reader's place is said in words."""
+    (sizes,) = reader.sizes([Range("t", 0, 10, 30)])
+    rows, faults = reader.lag({Q0: 10, Q1: 40}, ["t"])
+    assert [(row["queueId"], row["lag"], row["beyond"]) for row in rows] == [(0, 20, 0), (1, 30, 10)]
+    assert rows[0]["lagBytes"] == sizes.sum()
+    assert rows[0]["oldestUnread"] >= rows[1]["oldestUnread"] > 1_600_000_000_000
+    assert len(faults) == 1 and faults[0].startswith("t/1: the reader is at 40, but the queue ends at 30")
+    assert [row["lag"] for row in reader.lag({}, ["t"])[0]] == [30, 30]
+    assert reader.lag({}, []) == ([], [])
+
+
+def test_a_place_that_no_queue_can_have(reader: StoreReader) -> None:
+    """It comes from a file that somebody may have edited, or from a client that lies."""
+    rows, faults = reader.lag({Q0: (1 << 63) - 1, Q1: -5, ("no such topic", 0): 3, ("t", 1 << 40): 2})
+    assert {(row["topic"], row["queueId"]) for row in rows} >= {Q0, Q1}
+    assert faults
+
+
+def test_how_far_a_group_is_behind(root: str, reader: StoreReader) -> None:
+    reader.publish_progress("g", {Q0: 7, Q1: 30})
+    rows, faults = reader.group_lag("g")
+    assert [(row["committedOffset"], row["lag"]) for row in rows] == [(7, 23), (30, 0)]
+    assert (faults, reader.group_lag("another")) == ([], ([], []))
+
+
+def test_a_store_without_a_message(stores: Stores, tmp_path: Path) -> None:
+    path = str(tmp_path / "empty")
+    MessageStore.open(path, SMALL).close()
+    with contextlib.closing(stores.reader(path)) as store:
+        for name in ("topics", "queues", "groups", "batches", "apps"):
+            assert store.view(name) == ([], [])
+        (status,), faults = store.view("status")
+        assert (status["messages"], status["left"], faults) == (0, "closed", [])
+        assert store.view("figures")[1] == []
+        assert (store.offsets(), store.lag({}), store.group_lag("g")) == (([], []),) * 3
+    attached_store(path).detach()
 
 
 # ---- progress

@@ -15,10 +15,10 @@ import pytest
 from messagestore import BatchRequest, ProtocolError, StoreConfig, StoreFullError, StoreLockedError
 from messagestore.errors import StoreUnavailableError
 from messagestore.format.gathered import Gathered
-from messagestore.serve.hosted import Hosted, bound
+from messagestore.serve.hosted import REPORTS, Hosted, bound
 from messagestore.serve.service import Service, _Request
 from messagestore.spi import ColumnTexts, Description, Ends, Range, StagedFile, Write, encode, store_host_of
-from messagestore.spi.interface import StoreReader, StoreWriter
+from messagestore.spi.interface import Report, StoreReader, StoreWriter
 from messagestore.spi.wire import failures, frames, parts, values, versions
 from small import SMALL, bodies, columns
 
@@ -41,7 +41,7 @@ def of_seam(verb: str) -> tuple[type, str] | None:
     kind, _, name = verb.rpartition("/")
     if verb in ("hello", "reader/close"):
         return None
-    return (StoreReader, name) if kind == "reader" or verb == "gather" else (StoreWriter, name)
+    return (StoreReader, name) if kind == "reader" or verb in ("gather", *REPORTS) else (StoreWriter, name)
 
 
 class _Asked:
@@ -79,6 +79,10 @@ def test_the_examples_are_what_is_spoken(verb: str, kind: str, found: Any):
     elif kind == "answer" and seam is not None:
         wanted = StagedFile if verb == "stage" else typing.get_type_hints(getattr(*seam))["return"]
         values.checked(values.from_json(found["value"], strict=False), wanted, verb)
+    elif kind == "frame" and verb in REPORTS:
+        assert found.keys() <= {"rows", "done"}
+        some = values.from_json(found.get("rows", []), strict=False)
+        values.checked((some, found.get("done", {"faults": []})["faults"]), Report, verb)
     elif kind == "frame":
         text = json.dumps(found).encode()
         head, sizes = frames.parsed_head(text)

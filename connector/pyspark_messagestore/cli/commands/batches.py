@@ -10,9 +10,19 @@ from typer.core import TyperGroup
 
 from messagestore import MessageStore
 from messagestore.inspect import operator
-from messagestore.spi import APPENDED
+from messagestore.spi import APPENDED, Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, looking, path_of
+from pyspark_messagestore.cli.app import (
+    FOUND_NOTHING,
+    ConfigFile,
+    Json,
+    Root,
+    Wait,
+    by_location,
+    config_of,
+    opened,
+    path_of,
+)
 
 PLACE = 440
 
@@ -35,10 +45,11 @@ batches = typer.Typer(
 
 
 @batches.command("list")
-def list_apps(root: Root, as_json: Json = False) -> None:
+@by_location
+def list_apps(root: Location, as_json: Json = False) -> None:
     """Show the apps whose batches the store holds, and the next version of each. `batches ROOT` does the same."""
-    with out.waiting("reading the list of batches"):
-        rows = operator.batches(path_of(root), looking())
+    with out.waiting("reading the list of batches"), opened(root) as store:
+        rows, _ = store.view("apps")
     if as_json:
         for row in rows:
             out.json_line(row)

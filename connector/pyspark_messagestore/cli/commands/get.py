@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from messagestore import ConfigError
+from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, Root, opened
+from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, by_location, opened
 from pyspark_messagestore.cli.cursor import messages, queue_ids
 
 PLACE = 220
@@ -16,8 +17,9 @@ PLACE = 220
 _GET_COUNT = 32
 
 
+@by_location
 def get(
-    root: Root,
+    root: Location,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
     queue: Annotated[
         int | None,

@@ -7,18 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from messagestore import ConfigError, StoreWentBackwardsError
-from messagestore.inspect import operator
+from messagestore.spi import Location, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import Batch, read_progress, stream_offset
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, Root, looking, opened, path_of
+from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, by_location, opened, path_of
 from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.same_log import place_now
 
 PLACE = 150
 
 
+@by_location
 def lag(
-    root: Root,
+    root: Location,
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -40,10 +41,9 @@ def lag(
     if (checkpoint is None) == (group is None):
         raise ConfigError("lag: give exactly one of --checkpoint and --group", key="lag")
 
-    path = path_of(root)
     if group is not None:
-        with out.waiting("adding up sizes"):
-            rows, faults = operator.group_lag(path, looking(), group)
+        with out.waiting("adding up sizes"), opened(root) as store:
+            rows, faults = store.group_lag(group)
         if not rows and not faults:
             raise ConfigError(
                 f"consumer group {group!r} has no offsets in this store; `messagestore groups` shows those that have",
@@ -53,7 +53,7 @@ def lag(
         rows = [{"group": group, **row} for row in rows]
     else:
         assert checkpoint is not None
-        rows, faults = _of_checkpoint(root, path, path_of(checkpoint))
+        rows, faults = _of_checkpoint(root, path_of(checkpoint))
 
     if as_json:
         for row in rows:
@@ -67,7 +67,7 @@ def lag(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _of_checkpoint(root: str, path: str, folder: str) -> tuple[list[dict[str, Any]], list[str]]:
+def _of_checkpoint(root: Location, folder: str) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of each source of a query that reads this store, after its newest batch that is done."""
     progress = read_progress(folder)
     batch = progress.committed
@@ -78,21 +78,21 @@ def _of_checkpoint(root: str, path: str, folder: str) -> tuple[list[dict[str, An
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
-    for source, offset in _sources(root, progress.path, batch).items():
-        with out.waiting("adding up sizes"):
-            with opened(root) as store:
+    with opened(root) as store:
+        for source, offset in _sources(store, root, progress.path, batch).items():
+            with out.waiting("adding up sizes"):
                 committed, refused = place_now(store, offset)
-            some, wrong = operator.lag(path, looking(), committed, offset.topics)
-        for row in some:
-            row["committedOffset"] = offset.queues.get((row["topic"], row["queueId"]))
+                some, wrong = store.lag(committed, offset.topics)
+            for row in some:
+                row["committedOffset"] = offset.queues.get((row["topic"], row["queueId"]))
 
-        faults += [
-            f"{fault}. The query refuses this store, unless failOnDataLoss=false. The lag counts from the first "
-            "message that is newer than what it has read"
-            for fault in refused
-        ]
-        rows += [{"queryId": progress.query_id, "batchId": batch.batch_id, "source": source, **row} for row in some]
-        faults += wrong
+            faults += [
+                f"{fault}. The query refuses this store, unless failOnDataLoss=false. The lag counts from the first "
+                "message that is newer than what it has read"
+                for fault in refused
+            ]
+            rows += [{"queryId": progress.query_id, "batchId": batch.batch_id, "source": source, **row} for row in some]
+            faults += wrong
 
     # Spark has planned a batch that it has not done, and runs it again after a restart.
     if progress.next_batch_id <= progress.batches[-1].batch_id:
@@ -100,19 +100,17 @@ def _of_checkpoint(root: str, path: str, folder: str) -> tuple[list[dict[str, An
     return rows, faults
 
 
-def _sources(root: str, folder: str, batch: Batch) -> dict[int, StreamOffset]:
+def _sources(store: StoreReader, root: Location, folder: str, batch: Batch) -> dict[int, StreamOffset]:
     """The sources of a query that read the store, by their numbers."""
     ours = {i: offset for i, fields in enumerate(batch.offsets) if (offset := stream_offset(fields)) is not None}
-    with opened(root) as store:
-        here = store.describe()
-
+    here = store.describe([])
     store_ids = {here.store_id, *here.ancestors, ""}
     of_store = {source: offset for source, offset in ours.items() if offset.store_id in store_ids}
 
     if not of_store:
         ids = ", ".join(sorted({offset.store_id for offset in ours.values()}))
         raise StoreWentBackwardsError(
-            f"{folder}: this query reads {'store ' + ids if ids else 'no message store'}, but {path_of(root)} is store "
+            f"{folder}: this query reads {'store ' + ids if ids else 'no message store'}, but {root} is store "
             f"{here.store_id or 'without an id'}. Give the store that the query reads"
         )
     return of_store

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from messagestore import ConfigError
+from messagestore.spi import Location
 from pyspark_messagestore.checkpoint.spark_checkpoint import read_progress
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, Root, existing, looking, path_of
+from pyspark_messagestore.cli.app import FOUND_NOTHING, by_location, existing, looking, opened, path_of
 from pyspark_messagestore.requirements import install_extra
 
 PLACE = 170
@@ -20,8 +21,9 @@ PLACE = 170
 _ADDRESS = "127.0.0.1:9557"
 
 
+@by_location
 def metrics(
-    root: Root,
+    root: Location,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where Prometheus finds the metrics, as /metrics.")
     ] = _ADDRESS,
@@ -43,7 +45,8 @@ def metrics(
     ] = False,
 ) -> None:
     """Give the figures of a store to Prometheus, under RocketMQ 5's names, and under names with spark_ for batches.
-    They are read from the store's files at each request, so no other process has to run. Until Ctrl-C.
+    They are read from the store's files at each request, so no other process has to run; with a URL, its server is
+    asked. Until Ctrl-C.
     """
     try:
         library = importlib.import_module("prometheus_client")
@@ -57,18 +60,24 @@ def metrics(
             key="metrics",
         ) from None
 
-    path, folders = existing(root), [path_of(folder) for folder in checkpoint or ()]
+    # What was mistyped is told now, and not to Prometheus.
+    if root.is_remote:
+        with opened(root):
+            pass
+    else:
+        existing(root.text)
+    folders = [path_of(folder) for folder in checkpoint or ()]
     for folder in folders:
-        read_progress(folder)  # a mistyped one is told now, and not to Prometheus
+        read_progress(folder)
 
-    registry = registry_of(path, folders, looking())
+    registry = registry_of(root, folders, looking())
     if once or as_json:
         if as_json:
             for name, labels, value in (sample[:3] for metric in registry.collect() for sample in metric.samples):
                 out.json_line({"name": name, "labels": labels, "value": int(value) if value == int(value) else value})
         else:
             out.block(library.generate_latest(registry).decode().removesuffix("\n"))
-        if registry.get_sample_value("spark_store_up", {"store": path}) != 1:
+        if registry.get_sample_value("spark_store_up", {"store": str(root)}) != 1:
             raise typer.Exit(FOUND_NOTHING)
         return
 

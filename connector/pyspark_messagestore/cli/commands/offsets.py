@@ -6,15 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from messagestore.inspect import operator
+from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import Json, Root, end_of_rows, looking, path_of, time_ms
+from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, opened, time_ms
 
 PLACE = 130
 
 
+@by_location
 def offsets(
-    root: Root,
+    root: Location,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="TOPIC...", help="The topics; without one, all topics.", show_default=False),
@@ -33,8 +34,8 @@ def offsets(
 ) -> None:
     """Show the minimum and the maximum offset of each queue. The maximum is the offset that the next message gets."""
     at_ms = None if at is None else time_ms("--at", at)
-    with out.waiting("looking through the queues"):
-        rows, faults = operator.offsets(path_of(root), looking(), topics=names or [], at_ms=at_ms)
+    with out.waiting("looking through the queues"), opened(root) as store:
+        rows, faults = store.offsets(names or [], at_ms)
 
     if as_json:
         for row in rows:

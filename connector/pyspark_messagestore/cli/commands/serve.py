@@ -67,6 +67,14 @@ def serve(
     ] = "30s",
     connections: Annotated[int, typer.Option("--connections", min=1, help="The most open connections.")] = 256,
     streams: Annotated[int, typer.Option("--streams", min=1, help="The most reads and writes at a time.")] = 64,
+    reports: Annotated[
+        int,
+        typer.Option(
+            "--reports",
+            min=1,
+            help="The most reports (`status`, `lag` and others) at a time; more wait.",
+        ),
+    ] = 2,
     memory: Annotated[
         int, typer.Option("--memory", min=16, metavar="MIB", help="Memory for all streams, in MiB.")
     ] = 256,
@@ -113,6 +121,7 @@ def serve(
         limits=limits.Limits(
             connections=connections,
             streams=streams,
+            reports=reports,
             memory=memory * _MIB,
             body=body * _MIB,
             frame=frame * _MIB,

@@ -6,24 +6,26 @@ from typing import Any
 
 import typer
 
-from messagestore.inspect import operator
+from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, looking, path_of
+from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, by_location, opened
 
 PLACE = 110
 
 
-def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
+@by_location
+def status(root: Location, store_config: ConfigFile = None, as_json: Json = False) -> None:
     """Show who holds the store, how it was left, and what is in it."""
-    with out.waiting("looking through the store"):
-        report = operator.status(path_of(root), looking(store_config))
+    with out.waiting("looking through the store"), opened(root, store_config) as store:
+        (report,), faults = store.view("status")
+    report["faults"] = faults
     if as_json:
         out.json_line(report)
     else:
         status_lines(report)
-    for fault in report["faults"]:
+    for fault in faults:
         out.note(f"messagestore: {fault}")
-    if report["faults"]:
+    if faults:
         raise typer.Exit(FOUND_NOTHING)
 
 

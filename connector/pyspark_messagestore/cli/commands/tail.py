@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, Root, opened
+from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, by_location, opened
 from pyspark_messagestore.cli.cursor import Cursor, queue_ids
 
 PLACE = 230
@@ -40,8 +41,9 @@ def _noted_interrupt() -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, usual)
 
 
+@by_location
 def tail(
-    root: Root,
+    root: Location,
     topics: Annotated[
         list[str] | None,
         typer.Argument(metavar="TOPIC...", help="The topics to show; without one, all topics.", show_default=False),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from messagestore.inspect import operator
+from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import Json, Root, end_of_rows, looking, path_of
+from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, opened
 
 PLACE = 120
 
 
-def topics(root: Root, as_json: Json = False) -> None:
+@by_location
+def topics(root: Location, as_json: Json = False) -> None:
     """Show the topics of a store, with their settings and the number of their messages."""
-    with out.waiting("looking through the queues"):
-        rows, faults = operator.topics(path_of(root), looking())
+    with out.waiting("looking through the queues"), opened(root) as store:
+        rows, faults = store.view("topics")
     if as_json:
         for row in rows:
             out.json_line(row)
