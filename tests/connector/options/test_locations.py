@@ -184,7 +184,7 @@ def test_a_key_needs_its_certificate() -> None:
 @pytest.mark.usefixtures("served")
 def test_what_needs_the_files_says_so() -> None:
     """A URL is never taken for a relative path."""
-    for command in (["verify"], ["recover"], ["dump"], ["status"]):
+    for command in (["verify"], ["recover"], ["dump"], ["groups"]):
         assert "this command needs the store's files" in error(*command, URL, code=2)
     with pytest.raises(ConfigError, match="needs the store's files"):
         LOCAL_STORES.reader(Location.of(URL))
