@@ -268,6 +268,13 @@ def _reached(
                 key=option,
                 value=value,
             )
+    if token_file is not None and location.is_cluster:
+        raise ConfigError(
+            f"--token-file: found together with {root}. Brokers know no tokens: name a file with credentials in "
+            f"MESSAGESTORE_CREDENTIALS_FILE, or leave the option out",
+            key="--token-file",
+            value=token_file,
+        )
     if key_file is not None and cert_file is None:
         raise ConfigError(
             "--key-file: found without --cert-file. Give the certificate of the key, too, or leave the key out",

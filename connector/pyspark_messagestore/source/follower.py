@@ -158,6 +158,10 @@ class Follower:
 
     def _creation(self, topic: str) -> str:
         """How to make a topic, in words."""
+        if self.options.location.is_cluster:
+            return (
+                f"Create it with `mqadmin updateTopic -n '{self.options.location.name_servers}' -c CLUSTER -t {topic}`"
+            )
         if self.options.location.is_remote:
             return (
                 f"Create it on the host of {self.options.path} with `messagestore topic create ROOT {topic}`, where "

@@ -38,6 +38,7 @@ from messagestore.spi.interface import (
     Queue,
     Queues,
     Range,
+    Report,
     StoreWriter,
 )
 from messagestore.spi.location import Location, RemoteSettings
@@ -481,9 +482,21 @@ class RocketMQReader:
             if answer.code == codes.SUCCESS
         }
 
-    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    def view(self, name: str) -> Report:
         """Refuse: views are of a store's files."""
         _cannot(self._location, f"shows the view {name}")
+
+    def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:  # noqa: ARG002
+        """Refuse: reports are of a store's files."""
+        _cannot(self._location, "reports how far queues reach")
+
+    def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:  # noqa: ARG002
+        """Refuse: reports are of a store's files."""
+        _cannot(self._location, "reports how far a reader is behind")
+
+    def group_lag(self, group: str) -> Report:
+        """Refuse: reports are of a store's files."""
+        _cannot(self._location, f"reports how far group {group} is behind")
 
     def close(self) -> None:
         """Close all connections."""

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StringType, StructField, StructType
 
 from cli_runs import error, run
-from messagestore import ConfigError, StoreConfig
+from messagestore import ConfigError, StoreConfig, UnknownTopicError
 from messagestore.spi import LOCAL_STORES, STORES, Location, Stores
 from messagestore.spi.location import OPENERS, RemoteSettings, location_words
 from pyspark_messagestore import MessageStoreSink
@@ -65,6 +65,15 @@ def test_the_scheme_decides_what_opens_a_store(served: ServedStores) -> None:
     stores.reader(Location.of(served.root)).close()
     assert {str(each) for each in served.opened} == {URL}
     assert run("get", f"{URL}/", "t", "0").stdout
+
+
+def test_a_missing_topic_of_a_served_store_is_made_on_its_host(served: ServedStores) -> None:
+    """`topic create` takes no URL, so the error must not tell the user to type one."""
+    add(served.root, 1)
+    with pytest.raises(
+        UnknownTopicError, match=f"Create it on the host of {URL} with `messagestore topic create ROOT no`"
+    ):
+        BatchReader(source_options({"path": URL, "subscribe": "no"}), BODY, STORES).partitions()
 
 
 @pytest.mark.parametrize(

@@ -398,3 +398,15 @@ def test_addresses_of_brokers(text: str) -> None:
 def test_what_is_no_address_of_brokers(text: str) -> None:
     with pytest.raises(ConfigError, match="rocketmq://host:port;host:port"):
         Location.of(text)
+
+
+def test_reports_about_the_files_of_a_store_are_refused(store: StoreReader) -> None:
+    """In words, and not as a method that is missing."""
+    for ask in (
+        lambda: store.view("status"),
+        lambda: store.offsets(["t"]),
+        lambda: store.lag({("t", 0): 3}),
+        lambda: store.group_lag("g"),
+    ):
+        with pytest.raises(ConfigError, match=r"nothing here .* there\. Give the folder of a store"):
+            ask()
