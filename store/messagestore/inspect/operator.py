@@ -656,9 +656,8 @@ def lag_of(
 
 def group_lag_of(view: StoreView, group: str) -> tuple[list[dict[str, Any]], list[str]]:
     """How far a consumer group is behind, as `lag_of`; no row if the group has no offset in the store."""
-    table = ConsumerOffsets(view.files.disk, view.files.paths.root)
-    table.load()
-    topics = table.topics(group)
+    table = group_offsets(view)
+    topics = table.topics_read(view.topics().__contains__).get(group, [])
     committed = {(topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()}
     return lag_of(view, committed, topics)
 

@@ -41,6 +41,7 @@ from messagestore.format.record_columns import encode
 from messagestore.inspect import operator
 from messagestore.inspect.verify import verify
 from messagestore.session import AttachedStore
+from messagestore.spi.local import LOCAL_STORES
 from small import SMALL, ClockDisk, bodies, columns, read_all, stop_periodic
 
 CONFIG = SMALL.replace(attach_timeout="1h")
@@ -210,7 +211,7 @@ def test_a_retried_message_stays_although_its_group_has_no_place_in_its_retry_to
             ("delays", "%RETRY%delays"): 1,
             ("others", "early"): 0,
         }
-        lags, _ = operator.group_lag(str(root), CONFIG, "delays")
+        lags, _ = LOCAL_STORES.reader(str(root), CONFIG).group_lag("delays")
         assert [(row["topic"], row["lag"]) for row in lags] == [("%RETRY%delays", 1), ("busy", 0)]
 
         publish_offsets(str(root), "delays", {("%RETRY%delays", 0): 1})

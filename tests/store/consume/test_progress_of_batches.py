@@ -31,6 +31,7 @@ from messagestore.files.disk import Disk
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.inspect import operator
 from messagestore.inspect.verify import verify
+from messagestore.spi.local import LOCAL_STORES
 from small import SMALL
 
 COUNT = 6
@@ -110,9 +111,9 @@ def test_a_kill_before_the_table_is_written_leaves_the_progress_in_the_log(root:
     assert place(root) == 4
     (row,), _ = operator.groups(str(root), SMALL)
     assert (row["group"], row["committedOffset"], row["lag"]) == ("g", 4, COUNT - 4)
-    (of_lag,), _ = operator.group_lag(str(root), SMALL, "g")
+    (of_lag,), _ = LOCAL_STORES.reader(str(root), SMALL).group_lag("g")
     assert of_lag["lag"] == COUNT - 4
-    (figures,) = operator.figures(str(root), SMALL)["groups"]
+    (figures,) = LOCAL_STORES.reader(str(root), SMALL).view("figures")[0][0]["groups"]
     assert figures["lag"] == COUNT - 4
     with MessageStore.open(root, SMALL):
         assert table(root).get("in", "g") == {0: 4}, "whoever opens the store writes it"
