@@ -22,6 +22,7 @@ from pyspark_messagestore.options.sink_options import SinkOptions
 from pyspark_messagestore.options.source_options import MESSAGES
 from pyspark_messagestore.options.table import check_names, sink_options, source_options
 from pyspark_messagestore.plain_errors import plain_errors
+from pyspark_messagestore.sink.brokers import BrokerSink
 from pyspark_messagestore.sink.columns import prepare
 from pyspark_messagestore.sink.writers import BatchWriter, Sink, StreamWriter
 from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader
@@ -156,7 +157,7 @@ class MessageStoreDataSource(DataSource):
                 key="txnAppId",
             )
 
-        return BatchWriter(self._sink(options, schema))
+        return BatchWriter(self._sink(options, schema, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
         """The writer for `df.writeStream`."""
@@ -178,9 +179,12 @@ class MessageStoreDataSource(DataSource):
                     value=value,
                 )
 
-        return StreamWriter(self._sink(options, schema))
+        return StreamWriter(self._sink(options, schema, streaming=True))
 
-    def _sink(self, options: SinkOptions, schema: StructType) -> Sink:
+    def _sink(self, options: SinkOptions, schema: StructType, *, streaming: bool) -> Sink | BrokerSink:
         columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
         mapping = prepare(columns, options.topic, options.unknown_columns, options.row_format)
+        if options.path.is_cluster:
+            checkpoint = next((text for key, text in self.options.items() if key.lower() == "checkpointlocation"), None)
+            return BrokerSink.plan(options, mapping, checkpoint, streaming=streaming)
         return Sink.plan(options, mapping, self.stores)

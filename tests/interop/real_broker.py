@@ -68,7 +68,7 @@ class Server:
 
     def begin(self) -> Self:
         """Start, and do not wait."""
-        with open(self.log, "wb") as log:
+        with open(self.log, "wb") as log:  # what an earlier start has said is no answer to `wait`
             self.process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._folder, env=self._environment
             )
@@ -94,6 +94,12 @@ class Server:
                 self.process.kill()
                 self.process.wait()
                 raise
+
+    def kill(self) -> None:
+        """SIGKILL: it ends without notice. `begin` starts it again, on its store and its port."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def __enter__(self) -> Self:
         return self.begin().wait()

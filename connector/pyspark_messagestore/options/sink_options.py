@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, MessageIllegalError, StoreConfig
-from messagestore.spi import Location, check_app_id, put_topic_fault, topic_fault
+from messagestore.spi import Location, check_app_id, group_fault, put_topic_fault, topic_fault
 from pyspark_messagestore.options.option import SINK, option, options_of
-from pyspark_messagestore.options.server_options import ServerOptions
+from pyspark_messagestore.options.server_options import BrokerOptions
 from pyspark_messagestore.options.values import (
     BOOLEAN,
     BROKER_NAME,
@@ -64,11 +65,20 @@ def _host(text: str) -> tuple[str, int]:
 _HOST = Kind(_host, "an IP address and a port, such as 10.0.0.7:10911 or [fe80::1]:10911")
 
 
+def _group(text: str) -> str:
+    if group_fault(text):
+        raise ValueError
+    return text
+
+
+_GROUP = Kind(_group, "a group: letters, digits, and %|-_ , at most 120")
+
+
 _APP_ID = Kind(_app_id, "1 to 255 bytes of text without blanks and control characters")
 
 
 @dataclass(frozen=True, slots=True)
-class SinkOptions(ServerOptions):
+class SinkOptions(BrokerOptions):
     """The sink's options, typed; durations in seconds. A line added here is an option more."""
 
     path: Location = option(
@@ -279,6 +289,32 @@ class SinkOptions(ServerOptions):
         "`true`: a new segment gets all of its disk blocks at once, so that a full disk shows before rows are written.",
     )
 
+    lookup_dir: str | None = option(
+        "lookupDir",
+        PATH,
+        None,
+        "With rocketmq:// as path: the folder in which tasks write, before their first row is sent, where the queues "
+        "end. A repeated batch is looked up from there. The driver and all executors must see it, and it must be there "
+        "for as long as the checkpoint.",
+        shown="`messagestore-lookups` in the checkpoint, if that is on a mounted file system",
+    )
+    producer_group: str | None = option(
+        "producerGroup",
+        _GROUP,
+        None,
+        "With rocketmq:// as path: the producer group that requests name.",
+        shown="`messagestore`",
+    )
+    on_unconfirmed: str | None = option(
+        "onUnconfirmed",
+        choice("count", "fail"),
+        None,
+        "With rocketmq:// as path: what to do if a broker has stored rows, but did not wait until its disk or its "
+        "slave had them (FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE). `count`: they are written, and "
+        "a warning says how many. `fail`: the batch fails, and is looked up when Spark sends it again.",
+        shown="`count`",
+    )
+
     @property
     def location(self) -> Location:
         """Where the store is, with how its server is reached."""
@@ -317,6 +353,32 @@ class SinkOptions(ServerOptions):
             preallocate=self.preallocate or base.preallocate,
         )
 
+    def check_names(self, given: Iterable[str]) -> None:
+        """Refuse options of a store where the path is the address of brokers, and the other way round.
+
+        Parameters
+        ----------
+        given : iterable of str
+            The names of the options that the user gave.
+
+        Raises
+        ------
+        ConfigError
+        """
+        for name in given:
+            if self.path.is_cluster and name in _OF_STORES:
+                raise ConfigError(
+                    f"option {name}: found together with {self.path}. It is about the files or the batches of a store, "
+                    f"and a broker decides about its files itself and has no batches. Leave the option out",
+                    key=name,
+                )
+            if not self.path.is_cluster and name in _OF_BROKERS:
+                raise ConfigError(
+                    f"option {name}: found together with {self.path}; allowed is the address of RocketMQ's name "
+                    f"servers, such as rocketmq://host:port. Give one as path, or leave the option out",
+                    key=name,
+                )
+
     def check(self) -> None:
         """Refuse options that do not go together.
 
@@ -325,6 +387,7 @@ class SinkOptions(ServerOptions):
         ConfigError
         """
         self.check_server(self.path)
+        self.check_brokers(self.path)
         files = {
             "storeConfig": self.store_config is not None,
             "stagingDir": self.staging_dir is not None,
@@ -359,5 +422,30 @@ class SinkOptions(ServerOptions):
                 key="deadLetterTopic",
             )
 
+
+_OF_STORES = frozenset(
+    {
+        "autoCreateTopic",
+        "writeQueueNums",
+        "flushDiskType",
+        "onNewQuery",
+        "onNewTopic",
+        "onReplayMismatch",
+        "onVersionRegression",
+        "onLostBatches",
+        "lockTimeout",
+        "stagingTtl",
+        "storeConfig",
+        "invalidRows",
+        "deadLetterTopic",
+        "uniqKey",
+        "brokerClusterName",
+        "brokerName",
+        "storeHost",
+        "stagingDir",
+        "preallocate",
+    }
+)
+_OF_BROKERS = frozenset({"lookupDir", "producerGroup", "onUnconfirmed"})
 
 SINK_OPTIONS = options_of(SINK, SinkOptions)

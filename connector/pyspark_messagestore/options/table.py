@@ -90,6 +90,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         For the first option that is missing, unknown or wrong.
     """
     parsed = SinkOptions(**_parsed(SINK, options))
+    parsed.check_names(_NAMES[SINK][key.lower()].name for key in options if key.lower() in _NAMES[SINK])
     parsed.check()
     return parsed
 

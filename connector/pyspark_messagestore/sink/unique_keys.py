@@ -41,6 +41,11 @@ class UniqueKeys:
         head = hashlib.sha256(f"{batch}\0{partition_id}".encode()).digest()[:8]
         self._head = np.frombuffer(head, np.uint8)
 
+    @property
+    def prefix(self) -> str:
+        """The digits with which all of them begin, and no key of another batch or partition."""
+        return self._head.tobytes().hex().upper()
+
     def __call__(self, numbers: NDArray[np.int64]) -> pa.Array:
         """The keys of rows by their numbers in the task: string[n]."""
         count = len(numbers)

@@ -60,6 +60,7 @@ from messagestore.spi import (
 from pyspark_messagestore.options.sink_options import SinkOptions
 from pyspark_messagestore.options.table import sink_options
 from pyspark_messagestore.plain_errors import plain_errors
+from pyspark_messagestore.sink.brokers import BrokerSink, SentMessage
 from pyspark_messagestore.sink.columns import Mapper, Mapping
 from pyspark_messagestore.sink.dead_letters import DeadLetters
 from pyspark_messagestore.sink.unique_keys import UniqueKeys
@@ -470,10 +471,10 @@ def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError
 class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of `writeStream.format("messagestore")`."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink | BrokerSink) -> None:
         self.sink = sink
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage | SentMessage:
         """Stage the rows of one partition, in a task."""
         return self.sink.stage(iterator, streaming=True)
 
@@ -493,10 +494,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class BatchWriter(DataSourceArrowWriter):
     """The sink of `df.write.format("messagestore")`."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink | BrokerSink) -> None:
         self.sink = sink
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage | SentMessage:
         """Stage the rows of one partition, in a task."""
         context = TaskContext.get()
         # Spark sets the query id in foreachBatch, too, but not on Spark Connect.

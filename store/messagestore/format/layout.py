@@ -111,6 +111,17 @@ RECORD_HEAD = Layout(
         ),
     ],
 )
+SENT_HEAD = Layout(
+    "message of a batch that a producer sends",
+    20,
+    [
+        (0, "total_size", "i4", "bytes of the whole message, this field included"),
+        (4, "magic", "i4", "0: a broker writes its own"),
+        (8, "body_crc", "i4", "0: a broker computes it"),
+        (12, "flag", "i4", "FLAG: the user's own"),
+        (16, "body_size", "i4", "BODYLEN; then the body, PROPLEN (2 bytes), properties"),
+    ],
+)
 IPV6_EXTRA_SIZE = 12
 """The bytes by which an IPv6 host is larger (16 + 4 instead of 4 + 4)."""
 TOPIC_LENGTH_SIZES = {MAGIC_V1: 1, MAGIC_V2: 2}

@@ -52,6 +52,7 @@ from messagestore.spi.interface import (
 )
 from messagestore.spi.local import LOCAL_STORES, LocalStores, planned_elsewhere
 from messagestore.spi.location import OPENERS, Location, location_words
+from messagestore.spi.sends import Producer, SendQueue, Target, keys_and_crcs
 from messagestore.spi.stores import STORES, brokers_of
 
 __all__ = [
@@ -83,16 +84,19 @@ __all__ = [
     "Place",
     "PlannedRead",
     "PlannedWrite",
+    "Producer",
     "Proven",
     "Queue",
     "Queues",
     "Range",
     "Rows",
+    "SendQueue",
     "StagedFile",
     "Staging",
     "StoreReader",
     "StoreWriter",
     "Stores",
+    "Target",
     "Write",
     "all_faults",
     "array_of",
@@ -108,6 +112,7 @@ __all__ = [
     "is_broker_name",
     "is_ordinary_topic",
     "java_hashes",
+    "keys_and_crcs",
     "location_words",
     "no_history",
     "numpy_of",

@@ -39,6 +39,8 @@ TOPICS = (f"{EACH}test_a_list_of_topics_and_a_pattern_of_several",)
 SINK_COLUMNS = (f"{SINK}test_each_column_of_each_type_is_in_the_message",)
 SERVED_READS = (f"{HERE}/options/test_locations.py::test_how_a_server_is_reached_goes_with_a_read",)
 SERVED_WRITES = (f"{HERE}/options/test_locations.py::test_how_a_server_is_reached_goes_with_a_write",)
+SENT_BY = (f"{HERE}/sink/test_broker_options.py::test_how_brokers_are_reached_goes_with_a_write",)
+SENT = (f"{HERE}/sink/test_broker_options.py::test_what_the_options_of_brokers_say",)
 COLUMNS = (
     f"{EACH}test_each_column_has_what_the_record_has",
     f"{EACH}test_the_time_of_a_message_is_not_the_time_of_its_record",
@@ -143,6 +145,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sink certFile": SERVED_WRITES,
     "sink keyFile": SERVED_WRITES,
     "sink retryTimeout": SERVED_WRITES,
+    "sink credentialsFile": SENT_BY,
+    "sink useTLS": SENT_BY,
+    "sink checkHostName": SENT_BY,
+    "sink lookupDir": SENT,
+    "sink producerGroup": SENT,
+    "sink onUnconfirmed": SENT,
     "rocketmq column": COLUMNS,
     "kafka column": (f"{EACH}test_each_of_kafkas_columns_has_what_the_record_has",),
     "sink column": SINK_COLUMNS,

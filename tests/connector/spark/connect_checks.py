@@ -228,7 +228,15 @@ def every_option(spark, folder: Path) -> None:
     used = {name for table in (READS, STREAMS, WRITES) for options, _ in table for name in options}
     known = {option.name for option in OPTIONS}
     of_servers = {"tokenFile", "caFile", "certFile", "keyFile", "retryTimeout"}  # refused with a folder
-    of_servers |= {"credentialsFile", "useTLS", "checkHostName", "readFrom"}
+    of_servers |= {
+        "credentialsFile",
+        "useTLS",
+        "checkHostName",
+        "readFrom",
+        "lookupDir",
+        "producerGroup",
+        "onUnconfirmed",
+    }
     assert known - used == {"path", "topic", "filterPushdown"} | of_servers, known ^ used
 
 

@@ -95,6 +95,8 @@ public final class Driver {
                 return ConfigFiles.act(command);
             case "transactions":
                 return Transactions.act(command);
+            case "cluster":
+                return Cluster.act(command);
             case "clients":
                 return Clients.act(command);
             default:

@@ -1,0 +1,55 @@
+"""What the options say that only brokers have, and which options of a store brokers refuse."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from messagestore import ConfigError
+from pyspark_messagestore.options.table import sink_options
+from pyspark_messagestore.sink import brokers
+from pyspark_messagestore.sink.columns import Mapping
+
+URL = "rocketmq://127.0.0.1:9876"
+
+
+def test_what_the_options_of_brokers_say(tmp_path: Path) -> None:
+    given = {"producerGroup": "own", "onUnconfirmed": "fail", "lookupDir": str(tmp_path)}
+    options = sink_options({"path": URL, "topic": "t", **given})
+    assert brokers._lookup_dir(options, None, streaming=True) == str(tmp_path)
+    with contextlib.closing(brokers.BrokerSink(options, Mapping((), ()))._producer()) as producer:
+        assert (producer._group, producer._accepts_unconfirmed) == ("own", False)
+
+
+def test_how_brokers_are_reached_goes_with_a_write() -> None:
+    given = {"credentialsFile": "keys.yml", "useTLS": "true", "checkHostName": "false"}
+    location = sink_options({"path": URL, "topic": "t", **given}).location
+    settings = location.settings
+    assert (settings.credentials_file, settings.use_tls, settings.check_host_name) == ("keys.yml", True, False)
+
+
+def test_a_look_up_needs_a_folder() -> None:
+    """A checkpoint on a mounted file system has one; a batch write that only its own job repeats needs none."""
+    options = sink_options({"path": URL, "topic": "t"})
+    assert brokers._lookup_dir(options, "/data/checkpoint", streaming=True) == "/data/checkpoint/messagestore-lookups"
+    assert brokers._lookup_dir(options, None, streaming=False) == ""
+    for checkpoint in (None, "s3a://bucket/checkpoint"):
+        with pytest.raises(ConfigError, match="option lookupDir: is missing"):
+            brokers._lookup_dir(options, checkpoint, streaming=True)
+
+
+@pytest.mark.parametrize("option", ["storeConfig", "stagingDir", "flushDiskType", "deadLetterTopic"])
+def test_options_of_a_store_are_refused_with_brokers(option: str) -> None:
+    value = {"flushDiskType": "SYNC_FLUSH"}.get(option, "value")
+    with pytest.raises(ConfigError, match=f"option {option}: found together with {URL}"):
+        sink_options({"path": URL, "topic": "t", option: value})
+
+
+@pytest.mark.parametrize("option", ["lookupDir", "producerGroup", "credentialsFile"])
+def test_options_of_brokers_are_refused_with_a_store(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"option {option}: found together with {tmp_path}"):
+        sink_options({"path": str(tmp_path), "topic": "t", option: "/data" if option == "lookupDir" else "g"})

@@ -1,0 +1,70 @@
+"""Encoded rows as what a broker is sent, and what becomes of a request without an answer."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from messagestore import MessageColumns, StoreConfig
+from messagestore.format.hosts import pack_host
+from messagestore.format.record_columns import Rows, encode
+from messagestore.spi import keys_and_crcs, sends
+
+HOST = pack_host("127.0.0.1:10911")
+
+
+def rows(bodies: list[bytes], topic: str = "t", **columns: object) -> Rows:
+    keys = pa.array([f"{number:032X}" for number in range(len(bodies))])
+    queue_id = columns.pop("queue_id", np.zeros(len(bodies), np.int32))
+    messages = MessageColumns(topic, queue_id, pa.array(bodies, pa.binary()), unique_key=keys, **columns)  # type: ignore[arg-type]
+    return encode(messages, limits=StoreConfig(), store_host=HOST, born_host=HOST)
+
+
+def messages_of(body: memoryview) -> list[tuple[int, bytes, dict[str, str]]]:
+    """Flag, body and properties of each message, as RocketMQ's MessageDecoder.decodeMessages reads them."""
+    found, position = [], 0
+    while position < len(body):
+        size, magic, crc, flag, body_size = struct.unpack_from(">5i", body, position)
+        assert (magic, crc) == (0, 0)
+        text = bytes(body[position + 20 : position + 20 + body_size])
+        (length,) = struct.unpack_from(">h", body, position + 20 + body_size)
+        start = position + 22 + body_size
+        assert start + length == position + size
+        pairs = bytes(body[start : start + length]).decode().split("\x02")
+        found.append((flag, text, dict(pair.split("\x01") for pair in pairs if pair)))
+        position += size
+    return found
+
+
+@pytest.mark.parametrize("topic", ["t", "t" * 127])
+def test_a_request_has_flag_body_and_properties_of_each_row(topic: str) -> None:
+    bodies = [b"", b"one", b"x" * 300]
+    encoded = rows(bodies, topic, tags=pa.array(["a", None, "ü"]), flag=np.array([7, -1, 0], np.int32))
+    wire = sends._Wire.of(encoded)
+    assert wire.keys(0, 3).to_pylist() == [f"{number:032X}" for number in range(3)]
+    assert messages_of(wire.body(0, 3)) == [
+        (7, b"", {"UNIQ_KEY": f"{0:032X}", "TAGS": "a"}),
+        (-1, b"one", {"UNIQ_KEY": f"{1:032X}"}),
+        (0, b"x" * 300, {"UNIQ_KEY": f"{2:032X}", "TAGS": "ü"}),
+    ]
+    assert messages_of(wire.body(1, 2)) == messages_of(wire.body(0, 3))[1:2]
+
+
+def test_a_request_is_cut_where_it_becomes_too_large_or_the_time_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has one time at which it was made, and a message that is larger than a request goes alone."""
+    monkeypatch.setattr(sends, "REQUEST_SIZE", 1000)
+    times = np.array([5, 5, 5, 5, 6, 6, 6], np.int64)
+    encoded = rows([b"x" * 300] * 4 + [b"x" * 3000, b"y", b"z"], born_timestamp_ms=times)
+    (run,) = encoded.runs()
+    cuts = [tuple(request) for request in sends._Wire.of(encoded).requests(run)]
+    assert cuts == [(0, 2), (2, 4), (4, 5), (5, 7)]
+
+
+def test_keys_and_crcs_are_those_of_the_records() -> None:
+    found = keys_and_crcs(rows([b"one", b""]))
+    assert found["unique_key"].to_pylist() == [f"{0:032X}", f"{1:032X}"]
+    assert found["body_crc"].to_pylist() == [0x7A6C86F1 & 0x7FFFFFFF, 0]
+    assert keys_and_crcs(None).num_rows == 0
