@@ -51,6 +51,8 @@ _OURS |= {
 _OURS |= {
     "new-subscription-group.json",
     "new-broker.json",
+    "settings.json",
+    "new-settings.json",
     "new-delay-offset.json",
     "put-times.json",
     "new-put-times.json",

@@ -1,5 +1,5 @@
 """`config/subscriptionGroup.json`: changes that are killed, files that are damaged, sessions that have lost the store.
-And `spark/broker.json`, the broker's name: changes that are killed.
+And `spark/broker.json` and `spark/settings.json`, the broker's name and the store's settings: changes that are killed.
 
 These are named cases of the mode `fuzz`. A case fails with an `AssertionError`.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,21 @@ from crash.images import POWER_MODES, half_write, with_half_write
 from crash.imitate import another_boot
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.workloads import Bases
-from messagestore import CorruptionError, MessageStore, StoreError
+from messagestore import (
+    CorruptionError,
+    Message,
+    MessageStore,
+    StoreConfig,
+    StoreError,
+    alter_stored_config,
+    stored_config,
+)
 from messagestore.files.broker_name import read_broker_name
 from messagestore.files.config_file import parsed, written
 from messagestore.files.disk import Disk
+from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroups
+from messagestore.session import attached_store
 
 _NAME = "subscriptionGroup.json"
 _DAMAGES = 300
@@ -117,6 +129,82 @@ def named(folder: Path) -> None:
     assert min(found.values()) > 0, found
 
 
+def stored(folder: Path) -> None:
+    """`alter_stored_config` is killed at every operation: the settings are those before or those after, both of them.
+
+    What was acknowledged counts for the next writer and the next reader, and a setting that a caller gives wins.
+    """
+    root = folder / "store"
+    disk = MemDisk(root, Bases(root)["filled"].content)
+    first = {"fileReservedTime": "168", "maxMessageSize": "2048"}
+    alter_stored_config(root, first, disk=disk)
+    die(root)
+
+    changes = {"fileReservedTime": "24", "maxMessageSize": None, "deleteWhen": "05"}
+    last = {"fileReservedTime": "24", "deleteWhen": "05"}
+    recording = MemRecordingDisk(root, disk.content())
+    alter_stored_config(root, changes, disk=recording)
+    end = recording.position
+    die(root)
+
+    counts = [0, 0]
+    for words, after, power, cut in _deaths(recording, root, 0, end):
+        now = read_settings(after, str(root / "spark" / "settings.json")).to_mapping()
+        assert now in (first, last), f"{words}: {now}"
+        assert now == last or cut < end, f"{words}: was changed, and is not"
+        counts[now == last] += 1
+
+        with another_boot() if power else contextlib.nullcontext():
+            try:
+                with MessageStore.open(root, _given(SMALL, lock_timeout="9s"), disk=after) as store:
+                    config = store.writer.files.config
+                    assert config.file_reserved_time == int(now["fileReservedTime"]), words
+                    assert config.lock_timeout == "9s", words
+                alter_stored_config(root, {"fileReservedTime": 72}, disk=after)
+            finally:
+                die(root)
+
+        now = read_settings(after, str(root / "spark" / "settings.json")).to_mapping()
+        assert now["fileReservedTime"] == "72", words
+        faults = checker.check(after.tree()).faults
+        assert not faults, f"{words}: {faults[:3]}"
+    assert min(counts) > 0, counts
+
+
+def _given(config: StoreConfig, **changes: object) -> StoreConfig:
+    """The settings of a caller who gives only those of a small store that are not stored here."""
+    names = config.given - {"file_reserved_time", "max_message_size", "delete_when"}
+    return StoreConfig(**{name: getattr(config, name) for name in names}).replace(**changes)
+
+
+def set_side_by_side(folder: Path) -> None:
+    """Two processes set settings while a third stays attached: none is lost, and the third takes them at its next turn.
+
+    The second begins when the first has read the settings, so whoever reads them without the lock loses one.
+    """
+    root = folder / "store"
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"x", queue_id=0))
+    attached = attached_store(root)
+    own = _given(SMALL)
+    with attached.writing("a query", config=own) as writer:
+        assert writer.files.config.file_reserved_time == -1
+
+    codes = [
+        f"from messagestore import alter_stored_config; alter_stored_config({str(root)!r}, {{{name!r}: {value}}})"
+        for name, value in (("fileReservedTime", 168), ("maxMessageSize", 4096), ("journalRetention", 77))
+    ]
+    children = [subprocess.Popen([sys.executable, "-c", code]) for code in codes]
+    assert [child.wait() for child in children] == [0, 0, 0]
+    assert stored_config(root).to_mapping() == {
+        "fileReservedTime": "168", "maxMessageSize": "4096", "journalRetention": "77",
+    }  # fmt: skip
+    with attached.writing("the query again", config=own) as writer:
+        assert writer.files.config.file_reserved_time == 168
+        assert writer.files.config.max_message_size == 4096
+    attached.detach()
+
+
 def _broker_name(disk: Disk, root: Path) -> str:
     return read_broker_name(disk, str(root / "spark" / "broker.json"))
 
@@ -196,6 +284,8 @@ def lost(folder: Path) -> None:
 GROUP_SETTINGS: dict[str, Callable[[Path], None]] = {
     "settings of a group, killed": killed,
     "the name of a broker, killed": named,
+    "settings of a store, killed": stored,
+    "settings of a store, by several processes": set_side_by_side,
     "settings of groups, damaged": damaged,
     "settings changed without the lock": lost,
 }

@@ -9,11 +9,15 @@ from typing import Any
 
 from crash.mutants_hygiene import hostile
 from crash.planting import Mutant, patched
-from messagestore.files import broker_name, config_file
+from messagestore import session
+from messagestore.files import broker_name, config_file, store_settings
 from messagestore.files.config_file import ConfigFile
 from messagestore.files.disk import Disk
+from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroupConfig
+from messagestore.format.config import StoreConfig
 from messagestore.puts import Puts
+from messagestore.session import stored_with
 
 
 def in_place(_: Any) -> Any:
@@ -72,7 +76,61 @@ def asks_nobody(_: Any) -> Any:
     return configuring
 
 
+def keeps_nothing(_: Any) -> Any:
+    """What was stored before is forgotten with each change."""
+    return lambda before, changes: stored_with(StoreConfig(), {k: v for k, v in changes.items() if v is not None})
+
+
+def looks_once(_: Any) -> Any:
+    """A process keeps the settings that it read first."""
+    first: dict[str, StoreConfig] = {}
+
+    def read(disk: Disk, path: str) -> StoreConfig:
+        return first.setdefault(path, read_settings(disk, path))
+
+    return read
+
+
+def overrules(_: Any) -> Any:
+    """The store's settings win over those that a caller gives."""
+
+    def completed(config: StoreConfig, stored: StoreConfig) -> StoreConfig:
+        return config.replace(**{name: getattr(stored, name) for name in stored.given}, lock_timeout="30s")
+
+    return completed
+
+
 MUTANTS = (
+    Mutant(
+        "settings of a store are written in place",
+        patched(store_settings, "replace_file", in_place),
+        "fuzz: settings of a store, killed",
+        hostile("settings of a store, killed"),
+    ),
+    Mutant(
+        "settings of a store get their name unsynced",
+        patched(store_settings, "replace_file", unsynced),
+        "fuzz: settings of a store, killed",
+        hostile("settings of a store, killed"),
+    ),
+    Mutant(
+        "a change of one stored setting forgets the others",
+        patched(session, "stored_with", keeps_nothing),
+        "fuzz: settings of a store, killed",
+        hostile("settings of a store, killed"),
+    ),
+    Mutant(
+        "an attached process keeps the stored settings that it read first",
+        patched(session, "read_settings", looks_once),
+        "fuzz: settings of a store, by several processes",
+        hostile("settings of a store, by several processes"),
+    ),
+    Mutant(
+        "stored settings overrule what a caller gives",
+        patched(StoreConfig, "completed", overrules),
+        "fuzz: settings of a store, killed",
+        hostile("settings of a store, killed"),
+    ),
     Mutant(
         "settings of groups are written in place",
         patched(config_file, "replace_file", in_place),

@@ -63,7 +63,13 @@ from messagestore.format.message import (
 )
 from messagestore.format.record_columns import MessageColumns
 from messagestore.message_batch import MessageBatch
-from messagestore.message_store import MessageStore, deliver_delayed
+from messagestore.message_store import (
+    MessageStore,
+    alter_stored_config,
+    delete_expired_files,
+    deliver_delayed,
+    stored_config,
+)
 from messagestore.read_only_store import ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
 from messagestore.writer.statistics import StoreStats, TopicStats
@@ -125,5 +131,8 @@ __all__ = [
     "TornRecordError",
     "UnknownTopicError",
     "VersionRegressionError",
+    "alter_stored_config",
+    "delete_expired_files",
     "deliver_delayed",
+    "stored_config",
 ]

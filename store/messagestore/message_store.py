@@ -50,12 +50,14 @@ from messagestore.broker.halves import HalfMessage, HalfMessages
 from messagestore.errors import (
     ConfigError,
     MessageIllegalError,
+    NotAStoreError,
     PutMessageStatus,
     StoreClosedError,
     StoreError,
     StorePoisonedError,
 )
 from messagestore.files.disk import Disk
+from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroupConfig
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, record_columns
@@ -74,6 +76,7 @@ from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import Rows
 from messagestore.format.unique_key import new_unique_key
+from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.message_batch import MessageBatch
 from messagestore.puts import DEFAULT_QUEUE_NUMS, Puts
 from messagestore.read.ahead import Ahead
@@ -81,7 +84,7 @@ from messagestore.read.log_follower import Listener, LogFollower, follow_message
 from messagestore.read.view import StoreView
 from messagestore.read_only_store import CHUNK_ROWS, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
-from messagestore.session import CHANGEABLE, AttachedStore, attached_store
+from messagestore.session import CHANGEABLE, AttachedStore, attached_store, stored_with
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.states import Health
 from messagestore.writer.statistics import StoreStats
@@ -1409,3 +1412,153 @@ def deliver_delayed(
     with store.writing("delivering delayed messages", timeout_s, config=store.settings(config)):
         assert store.services is not None
         return store.services.delivery.deliver()
+
+
+def delete_expired_files(
+    root: str | os.PathLike[str],
+    config: StoreConfig | None = None,
+    *,
+    reserved_hours: float | None = None,
+    before_ms: int | None = None,
+    before_offset: int | None = None,
+    ignored_groups: Collection[str] = (),
+    at_once: bool = False,
+    timeout_s: float | None = None,
+    disk: Disk | None = None,
+) -> ExpiredFiles:
+    """Delete the oldest segments of a store that other processes write to in turns, as the method of that name does.
+
+    `messagestore gc --delete` calls this. Unlike a session, the call deletes what was asked for, and nothing else.
+
+    Parameters
+    ----------
+    root : path
+        The store's root folder.
+    config : StoreConfig | None
+        The settings; None: the store's own, or those of the sessions that this process has open.
+    reserved_hours, before_ms, before_offset, ignored_groups, at_once
+        As for `MessageStore.delete_expired_files`.
+    timeout_s : float | None
+        How long to wait for another writer; None: the setting `lockTimeout`.
+    disk : Disk | None
+        For tests.
+
+    Returns
+    -------
+    ExpiredFiles
+
+    Raises
+    ------
+    StoreLockedError
+        A broker or another writer holds the store.
+    ConfigError, CorruptionError, StorePoisonedError
+        As for `MessageStore.delete_expired_files`.
+
+    Examples
+    --------
+    >>> from messagestore import MessageStore, delete_expired_files
+    >>> MessageStore.open("store").close()
+    >>> delete_expired_files("store", reserved_hours=24).segments
+    ()
+    """
+    store = attached_store(arguments.path("root", root), _settings(config), disk)
+    with store.writing("deleting expired files", timeout_s, config=store.settings(config)):
+        expiry = asked_for(
+            store.config,
+            store.disk.time_ns() // 1_000_000,
+            reserved_hours=reserved_hours,
+            before_ms=before_ms,
+            before_offset=before_offset,
+            ignored_groups=ignored_groups,
+            at_once=at_once,
+        )
+        assert store.services is not None
+        return store.services.retention.run(expiry)
+
+
+def stored_config(root: str | os.PathLike[str], *, disk: Disk | None = None) -> StoreConfig:
+    """The settings that live with a store, which count for every program that gives none.
+
+    Parameters
+    ----------
+    root : path
+        The store's root folder.
+    disk : Disk | None
+        For tests.
+
+    Returns
+    -------
+    StoreConfig
+        The settings in its `given` are the store's; all others are the defaults.
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store.
+    CorruptionError
+        The file with the settings is damaged.
+
+    Examples
+    --------
+    >>> from messagestore import MessageStore, alter_stored_config, stored_config
+    >>> MessageStore.open("store").close()
+    >>> _ = alter_stored_config("store", {"fileReservedTime": 168})
+    >>> stored_config("store").file_reserved_time
+    168
+    """
+    paths = Paths(arguments.path("root", root))
+    disk = disk or Disk()
+    _check_store(disk, paths)
+    return read_settings(disk, paths.settings)
+
+
+def alter_stored_config(
+    root: str | os.PathLike[str],
+    changes: Mapping[str, object],
+    *,
+    timeout_s: float | None = None,
+    disk: Disk | None = None,
+) -> StoreConfig:
+    """Change the settings that live with a store, in turns with its writers.
+
+    They count for every program that gives none, from the next time on that it opens the store; Spark's queries take
+    them with their next batch. The settings are written whole or not at all, and are on the disk when this returns.
+    `messagestore config ROOT set` and `unset` call this.
+
+    Parameters
+    ----------
+    root : path
+        The store's root folder.
+    changes : mapping of str to object
+        RocketMQ's keys, with values as in `StoreConfig.from_mapping`; None takes a setting away.
+    timeout_s : float | None
+        How long to wait for another writer; None: the setting `lockTimeout`.
+    disk : Disk | None
+        For tests.
+
+    Returns
+    -------
+    StoreConfig
+        As `stored_config` returns it.
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store.
+    ConfigError
+        A key is no setting, or one that is fixed in a store, or a value is not allowed. Nothing was changed.
+    StoreLockedError
+        A broker or another writer holds the store. Nothing was changed.
+    """
+    path = arguments.path("root", root)
+    attached = attached_store(path, None, disk)
+    _check_store(attached.disk, attached.paths)
+    stored_with(read_settings(attached.disk, attached.paths.settings), changes)  # before anybody has to wait
+    return attached.alter_stored(changes, timeout_s)
+
+
+def _check_store(disk: Disk, paths: Paths) -> None:
+    if not looks_like_store(disk, paths):
+        raise NotAStoreError(
+            f"{paths.root}: found no message store (no commitlog folder). Give the store's root folder", path=paths.root
+        )

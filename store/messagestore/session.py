@@ -30,7 +30,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from messagestore.batches.progress import settle_progress
@@ -50,8 +50,9 @@ from messagestore.files.disk import Disk
 from messagestore.files.file_systems import warn_of_network
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root, other_names, writable_by_others
+from messagestore.files.store_settings import read_settings, write_settings
 from messagestore.files.writer_lock import Attachment, WriterLock, attach
-from messagestore.format.config import StoreConfig, java_key, settings
+from messagestore.format.config import ASYNC_FLUSH, StoreConfig, java_key, settings
 from messagestore.format.layout import STATE_POISONED
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import FIXED, Paths, StoreFiles, make_own_folders, make_root
@@ -93,6 +94,9 @@ _LOOKED_AT = frozenset(
 )
 """The settings that say how one call behaves: another caller's do not change what an earlier one has been promised."""
 _LEVELS = "message_delay_level"
+_TOLD_OF = frozenset({"flush_disk_type", "max_message_size"})
+_told_differences: set[tuple[str, str]] = set()
+"""Roots, and settings that this process gives otherwise than the store has them; it was told once."""
 _NOT_WRITABLE = (
     "this user may not create files there, as a writer must. Make the folder writable for this user, or open the store "
     "read-only"
@@ -147,6 +151,8 @@ class AttachedStore:
         self._lock = WriterLock(self.paths.writer_lock)
         self._turn_of = _BETWEEN_TURNS
         """What the thread does that holds `mutex`; for other threads that wait for it in vain."""
+        self._stored = StoreConfig()
+        """The settings that lived with the store when the first of the open sessions began, or at the last append."""
         self._sessions = 0
         """The number of open sessions; while one is open, this process is HOLDING."""
         self._last_used_s = 0.0
@@ -199,6 +205,31 @@ class AttachedStore:
                 files.config = files.config.replace(**changes)
             return self.config
 
+    def alter_stored(self, changes: Mapping[str, object], timeout_s: float | None = None) -> StoreConfig:
+        """Change the settings that live with the store, in a turn among its writers; returns them as they are now.
+
+        Open sessions keep the settings with which they were opened. The file is replaced whole, in one step.
+
+        Parameters
+        ----------
+        changes : mapping of str to object
+            RocketMQ's keys; None takes a setting away.
+        timeout_s : float | None
+            How long to wait for another writer; None: the setting `lockTimeout`.
+        """
+        words = "changing the store's settings"
+        with self.writing(words, timeout_s, config=self.settings(None)) as writer, writer.mutex:
+            writer.check_turn()
+            writer.check_usable()
+            writer.check_locks()
+
+            before = read_settings(self.disk, self.paths.settings)
+            config = stored_with(before, changes)
+            if config.to_mapping() != before.to_mapping():
+                via = self.paths.temporary("settings.json")
+                write_settings(self.disk, self.paths.settings, config.to_mapping(), via=via)
+            return config
+
     def _take_settings(self, config: StoreConfig) -> None:
         """Work with the settings of the caller who comes. Call it under the mutex, before he does anything.
 
@@ -209,7 +240,13 @@ class AttachedStore:
         ------
         ConfigError
             Sessions are open with other settings.
+        CorruptionError
+            The settings that live with the store are damaged.
         """
+        if not self._sessions:
+            self._stored = read_settings(self.disk, self.paths.settings)
+            _tell_differences(self.paths.root, config, self._stored)
+        config = config.completed(self._stored)
         files = None if self.writer is None else self.writer.files
         differing = _differing(config, self.config, self.config if files is None else files.config)
         if self._sessions:
@@ -260,7 +297,10 @@ class AttachedStore:
         StoreLockedError
             Another thread holds it for longer than `timeout_s`; the error says what for.
         """
-        limit_s = (config or self.config).lock_timeout_s if timeout_s is None else timeout_s
+        limit_s = timeout_s
+        if limit_s is None:
+            stored = self._stored if self._sessions else read_settings(self.disk, self.paths.settings)
+            limit_s = (config or self.config).completed(stored).lock_timeout_s
         left_s = limit_s
         if not self.mutex.acquire(blocking=False):
             begin_s = time.monotonic()
@@ -727,6 +767,61 @@ def _other_settings(root: str, differing: list[str], open_with: StoreConfig, wan
         key=java_key(differing[0]),
         value=getattr(wanted, differing[0]),
     )
+
+
+def stored_with(before: StoreConfig, changes: Mapping[str, object]) -> StoreConfig:
+    """The settings that live with a store, after changes; None takes a setting away.
+
+    Raises
+    ------
+    ConfigError
+        A key is no setting, or one that is fixed in a store, or a value is not allowed.
+    """
+    StoreConfig.check_names(changes)
+    names = {java_key(setting.name).lower(): setting.name for setting in settings()}
+    for name in FIXED:
+        if java_key(name).lower() in {key.lower() for key in changes}:
+            raise ConfigError(
+                f"{java_key(name)}: found a setting that is fixed when a store is made, and that no store changes "
+                "later. Make a new store with it, and copy the messages there",
+                key=java_key(name),
+            )
+
+    kept: dict[str, object] = dict(before.to_mapping())
+    for key, value in changes.items():
+        kept.pop(java_key(names[key.lower()]), None)
+        if value is not None:
+            kept[java_key(names[key.lower()])] = value
+    config = StoreConfig.from_mapping(kept)
+    if config.transient_store_pool_enable and config.flush_disk_type != ASYNC_FLUSH:
+        raise ConfigError(
+            "transientStorePoolEnable: found true with flushDiskType=SYNC_FLUSH; allowed is true with ASYNC_FLUSH "
+            "only. Set both, or neither",
+            key="transientStorePoolEnable",
+            value=True,
+        )
+    return config
+
+
+def _tell_differences(root: str, config: StoreConfig, stored: StoreConfig) -> None:
+    """Warn, once a process, of settings that the caller gives otherwise than the store has them."""
+    for name in sorted(stored.given):
+        if name in _LOOKED_AT and name not in _TOLD_OF:
+            continue
+        asked, known = getattr(config, name), getattr(stored, name)
+        if not config.is_callers(name) or asked == known or (root, name) in _told_differences:
+            continue
+        _told_differences.add((root, name))
+        _log.warning(
+            "%s: %s: this program gives %r, which counts for it; the store's own setting is %r. To use the store's, "
+            "give none; to change it for all, run `messagestore config ROOT set %s=%s`",
+            root,
+            java_key(name),
+            asked,
+            known,
+            java_key(name),
+            asked,
+        )
 
 
 class _Ending:

@@ -112,12 +112,13 @@ class SinkOptions(BrokerOptions):
         "`shardingKey`, then by the hash of the first key, then in turn. `keys`: by the hash of the first key, then in "
         "turn. `roundRobin`: in turn.",
     )
-    flush_disk_type: str = option(
+    flush_disk_type: str | None = option(
         "flushDiskType",
         choice(SYNC_FLUSH, ASYNC_FLUSH),
-        SYNC_FLUSH,
+        None,
         "`SYNC_FLUSH`: a commit returns when the batch is on the disk. `ASYNC_FLUSH`: a commit does not wait for the "
         "disk, and a power cut may take the last batches.",
+        shown=f"that of `storeConfig`, else the store's own, else `{SYNC_FLUSH}`",
     )
     txn_app_id: str | None = option(
         "txnAppId",
@@ -180,14 +181,19 @@ class SinkOptions(BrokerOptions):
         "without them, at every such gap; `messagestore batches start` does so once. A store without any batch of this "
         "`txnAppId` is an error with both values, unless the batch is the stream's first one.",
     )
-    max_message_size: int = option(
-        "maxMessageSize", whole(10, 1 << 30), "4194304", "The largest body in bytes. A record may have 65 536 more."
+    max_message_size: int | None = option(
+        "maxMessageSize",
+        whole(10, 1 << 30),
+        None,
+        "The largest body in bytes. A record may have 65 536 more.",
+        shown="that of `storeConfig`, else the store's own, else `4194304`",
     )
-    lock_timeout: float = option(
+    lock_timeout: float | None = option(
         "lockTimeout",
         DURATION,
-        "30s",
+        None,
         "How long a commit waits for another writer before it fails with that writer's name.",
+        shown="that of `storeConfig`, else the store's own, else `30s`",
     )
     staging_ttl: float = option(
         "stagingTtl",
@@ -345,13 +351,14 @@ class SinkOptions(BrokerOptions):
         if self.broker_cluster_name is not None:
             base = base.replace(stamp_cluster=True, broker_cluster_name=self.broker_cluster_name)
 
-        return base.replace(
-            broker_name=self.broker_name or base.broker_name,
-            flush_disk_type=self.flush_disk_type,
-            max_message_size=self.max_message_size,
-            lock_timeout=f"{self.lock_timeout:.3f}s",
-            preallocate=self.preallocate or base.preallocate,
-        )
+        given = {
+            "broker_name": self.broker_name,
+            "flush_disk_type": self.flush_disk_type,
+            "max_message_size": self.max_message_size,
+            "lock_timeout": None if self.lock_timeout is None else f"{self.lock_timeout:.3f}s",
+            "preallocate": self.preallocate or None,
+        }
+        return base.replace(**{name: value for name, value in given.items() if value is not None})
 
     def check_names(self, given: Iterable[str]) -> None:
         """Refuse options of a store where the path is the address of brokers, and the other way round.

@@ -403,7 +403,7 @@ class Sink:
             version_source=SOURCE_SPARK if from_spark else SOURCE_USER,
             query_id=query_id,
             stream_batch_id=next((int(m.batch_id) for m in staged if m.batch_id), batch_id),
-            flush_disk_type=options.flush_disk_type,
+            flush_disk_type=options.flush_disk_type or self.config.flush_disk_type,
             on_replay_mismatch=options.on_replay_mismatch,
             on_version_regression=options.on_version_regression,
             on_lost_batches=options.on_lost_batches,

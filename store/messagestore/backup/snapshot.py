@@ -28,7 +28,7 @@ from messagestore.log.store_files import Identity, Paths
 from messagestore.read.view import StoreView
 
 LOG_FOLDER = "commitlog"
-JOURNAL, BROKER_NAME = "spark/journal", "spark/broker.json"
+JOURNAL, BROKER_NAME, SETTINGS = "spark/journal", "spark/broker.json", "spark/settings.json"
 _MOST_SMALL_SIZE = 256 << 20
 _READ_AFTER = ("topics.json", "subscriptionGroup.json", "consumerFilter.json")
 """What must know every topic and group below the end; offsets of readers must not lie behind it."""
@@ -51,7 +51,7 @@ class Snapshot:
     queues : dict of (str, int) to (int, int)
         The number of the first message whose unit is there, and the queue's end.
     small : dict of str to bytes
-        The files of `config/`, the journal and the broker's name, by their paths below the root.
+        The files of `config/`, the journal, the broker's name and the stored settings, by their paths below the root.
     identity : Identity | None
         None: a broker's store.
 
@@ -118,7 +118,7 @@ class Snapshot:
             if not is_folder and (name in only if only is not None else not name.endswith(".tmp")):
                 yield from self._small_file(f"config/{name}")
         if only is None:
-            for path in (JOURNAL, BROKER_NAME):
+            for path in (JOURNAL, BROKER_NAME, SETTINGS):
                 yield from self._small_file(path)
 
     def _small_file(self, path: str) -> Iterator[tuple[str, bytes]]:

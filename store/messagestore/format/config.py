@@ -12,7 +12,7 @@ import difflib
 import ipaddress
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -240,6 +240,8 @@ class StoreConfig:
         Set by `load`: what a broker's own file says about who may write to the store, and how.
     given : frozenset of str
         Set by the constructor, `replace`, `load` and `from_mapping`: the fields whose values were given.
+    stored : frozenset of str
+        Set by `completed`: the fields among them whose values live with the store.
 
     Raises
     ------
@@ -313,6 +315,8 @@ class StoreConfig:
     """Keys and values of a broker's own file that say who may write, and how."""
     given: frozenset[str] = _no_setting(frozenset())
     """The fields whose values a caller, a file or a mapping gave."""
+    stored: frozenset[str] = _no_setting(frozenset())
+    """The fields in `given` whose values come from the store, and nobody else gave."""
 
     def __post_init__(self) -> None:
         for name, wanted in _types():
@@ -466,6 +470,7 @@ class StoreConfig:
         1024
         """
         changes.setdefault("given", self.given.union(changes))
+        changes.setdefault("stored", self.stored.difference(changes))
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod
@@ -488,18 +493,29 @@ class StoreConfig:
         >>> StoreConfig.from_mapping({"flushDiskType": "ASYNC_FLUSH", "maxMessageSize": "1024"}).max_message_size
         1024
         """
+        cls.check_names(mapping)
         settings_by_key = {java_key(f.name).lower(): f for f in settings()}
         values: dict[str, object] = {}
         for key, value in mapping.items():
-            setting = settings_by_key.get(key.lower())
-            if setting is None:
-                keys = [java_key(f.name) for f in settings()]
-                near = difflib.get_close_matches(key, keys, 1)
-                hint = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(keys)}"
-                raise ConfigError(f"{key}: no such setting. {hint}", key=key, value=value)
+            setting = settings_by_key[key.lower()]
             values[setting.name] = _typed(java_key(setting.name), str(setting.type), value)
         values["given"] = frozenset(values)
         return cls(**values)  # type: ignore[arg-type]
+
+    @classmethod
+    def check_names(cls, keys: Iterable[str]) -> None:
+        """Refuse what is no setting in RocketMQ's spelling, in any case of its letters.
+
+        Raises
+        ------
+        ConfigError
+            A key is unknown. The message suggests one that is like it.
+        """
+        for key in keys:
+            if key.lower() not in _own_keys():
+                near = _near(key)
+                hint = f"Did you mean {near}?" if near else f"The settings are {', '.join(_own_keys().values())}"
+                raise ConfigError(f"{key}: no such setting. {hint}", key=key)
 
     @classmethod
     def load(cls, path: str | Path) -> StoreConfig:
@@ -548,6 +564,47 @@ class StoreConfig:
         kept = tuple((key, foreign[key]) for key in RELEVANT if key in foreign)
         return config.replace(broker_settings=kept, given=frozenset(setting.name for setting in settings()))
 
+    def is_callers(self, name: str) -> bool:
+        """Whether a caller chose the value of a field; False if it is the store's or the default."""
+        return name not in self.stored and self.is_given(name)
+
+    def completed(self, stored: StoreConfig) -> StoreConfig:
+        """These settings, with those that live with the store where the caller gave none.
+
+        What an earlier call took from the store, and the store does not have any more, is the default again.
+
+        Parameters
+        ----------
+        stored : StoreConfig
+            The store's settings are those in its `given`.
+
+        Examples
+        --------
+        >>> from messagestore import StoreConfig
+        >>> stored = StoreConfig(max_message_size=1024, lock_timeout="5s")
+        >>> config = StoreConfig(lock_timeout="1s").completed(stored)
+        >>> config.max_message_size, config.lock_timeout
+        (1024, '1s')
+        """
+        taken = {name: getattr(stored, name) for name in stored.given if not self.is_callers(name)}
+        pool = "transient_store_pool_enable"
+        if taken.get(pool) and taken.get("flush_disk_type", self.flush_disk_type) != ASYNC_FLUSH:
+            del taken[pool]  # the caller wants SYNC_FLUSH, with which there is no pool
+        if not taken and not self.stored:
+            return self
+        defaults = StoreConfig()
+        back = {name: getattr(defaults, name) for name in self.stored if name not in taken}
+        given = (self.given - self.stored).union(taken)
+        return self.replace(**back, **taken, given=given, stored=frozenset(taken))
+
+    def to_mapping(self) -> dict[str, str]:
+        """The fields in `given`, with RocketMQ's keys and with values as a properties file has them."""
+        values = {name: getattr(self, name) for name, _ in _types() if name in self.given}
+        return {
+            java_key(name): str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in values.items()
+        }
+
     def is_given(self, name: str) -> bool:
         """Whether somebody chose the value of a field, also if it is the default.
 
@@ -559,7 +616,7 @@ class StoreConfig:
 
 
 def settings() -> list[dataclasses.Field[object]]:
-    """The fields of `StoreConfig` that are settings, without `broker_settings` and `given`."""
+    """The fields of `StoreConfig` that are settings, without `broker_settings`, `given` and `stored`."""
     return [setting for setting in fields(StoreConfig) if setting.metadata.get("setting", True)]
 
 

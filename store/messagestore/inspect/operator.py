@@ -24,9 +24,11 @@ from messagestore.files.consumer_filters import consumer_filters
 from messagestore.files.counters import read_counters
 from messagestore.files.disk import Disk
 from messagestore.files.state import State, boot_hash
+from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroups
 from messagestore.files.writer_lock import probe_attached, probe_java, probe_writer
-from messagestore.format.config import StoreConfig
+from messagestore.format.config import ROCKETMQS_LEVELS, StoreConfig, java_key
+from messagestore.format.config import settings as all_settings
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC, MessageExt
 from messagestore.format.record import decode_message
@@ -36,7 +38,7 @@ from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.batch_search import batches_from, read_batch
 from messagestore.log.condition import Left, Traces, look
 from messagestore.log.remembered import corrected
-from messagestore.log.store_files import Paths, looks_like_store
+from messagestore.log.store_files import FIXED, Paths, config_of_records, looks_like_store
 from messagestore.log.walk import Walk
 from messagestore.read.group_offsets import group_offsets
 from messagestore.read.query import queue_offset_by_time
@@ -59,6 +61,7 @@ __all__ = [
     "holds_store",
     "is_open",
     "newest_time",
+    "settings",
     "status",
     "verify",
 ]
@@ -67,6 +70,36 @@ __all__ = [
 def holds_store(path: str) -> bool:
     """Whether a folder holds a store, of this project or a broker's."""
     return looks_like_store(Disk(), Paths(path))
+
+
+def settings(path: str) -> list[dict[str, Any]]:
+    """Each setting of a store: its `name` in RocketMQ's spelling, its `value`, and where that comes `from`.
+
+    `store`: it was set for the store. `fixed`: it is one of the sizes with which the store was made. `records`: the
+    store's records have it. `default`: nobody said anything.
+    """
+    with _view(path, None) as view:
+        files = view.files
+        stored = read_settings(files.disk, files.paths.settings)
+        recorded = config_of_records(files.disk, files.paths, files.config)
+        levels = ROCKETMQS_LEVELS if files.identity is None else files.identity.delay_levels.last
+        name_of_broker = view.broker_name
+
+    rows = []
+    for setting in all_settings():
+        value, source = getattr(files.config, setting.name), "default"
+        if setting.name in FIXED:
+            source = "fixed"
+        elif setting.name in stored.given:
+            source = "store"
+        elif setting.name == "message_delay_level" and levels != ROCKETMQS_LEVELS:
+            value, source = levels, "store"
+        elif setting.name == "broker_name" and name_of_broker:
+            value, source = name_of_broker, "store"
+        elif getattr(recorded, setting.name) != value:
+            value, source = getattr(recorded, setting.name), "records"
+        rows.append({"name": java_key(setting.name), "value": value, "from": source})
+    return rows
 
 
 def is_open(path: str) -> bool:
@@ -163,7 +196,7 @@ def expired(
     with _view(path, config) as view:
         files = view.files
         expiry = asked_for(
-            config or StoreConfig(),
+            files.config,
             files.disk.time_ns() // 1_000_000,
             reserved_hours=reserved_hours,
             before_ms=before_ms,

@@ -15,6 +15,7 @@ from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.broker_name import read_broker_name
 from messagestore.files.checkpoint import StoreCheckpoint
 from messagestore.files.state import NOTHING_IN_FLIGHT, State
+from messagestore.files.store_settings import read_settings
 from messagestore.format import record
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE, STATE_FILE_SIZE
 from messagestore.inspect.report import VerifyReport
@@ -236,6 +237,10 @@ class SmallFiles:
         except CorruptionError as error:
             self.report.find(error.path, 0, error.expected, error.found)
 
+        try:
+            read_settings(self.files.disk, self.files.paths.settings)
+        except CorruptionError as error:
+            self.report.find(error.path, 0, error.expected, error.found)
         try:
             read_put_times(self.files.disk, self.files.paths.put_times)
         except CorruptionError as error:

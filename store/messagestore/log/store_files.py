@@ -81,6 +81,7 @@ class Paths:
         self.staging = os.path.join(self.spark, "staging")
         self.counters = os.path.join(self.spark, "counters")
         self.broker_name = os.path.join(self.spark, "broker.json")
+        self.settings = os.path.join(self.spark, "settings.json")
         self.put_times = os.path.join(self.spark, "put-times.json")
         self.rebuild = os.path.join(self.spark, "rebuild")
         self.cut = os.path.join(self.spark, "cut")

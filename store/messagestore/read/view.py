@@ -49,6 +49,7 @@ from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.files.disk import Disk, File
 from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.state import State, boot_hash
+from messagestore.files.store_settings import read_settings
 from messagestore.files.writer_lock import is_writing
 from messagestore.format import record_columns, record_scan
 from messagestore.format.config import FLUSHED, StoreConfig
@@ -172,7 +173,8 @@ class StoreView:
         self._identity_file: File | None = None
         self._pin_folders(disk, paths)
 
-        self.files = StoreFiles(paths, config or StoreConfig(), self._read_identity(disk, paths), disk)
+        config = (config or StoreConfig()).completed(read_settings(disk, paths.settings))
+        self.files = StoreFiles(paths, config, self._read_identity(disk, paths), disk)
         self.files.load(index=False)
 
         self._ends: dict[tuple[str, int], int] = {}

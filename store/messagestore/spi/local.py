@@ -41,6 +41,7 @@ from messagestore.files.disk import Disk
 from messagestore.files.file_systems import MEMORY, mounted, warn_of_network, was_warned_of
 from messagestore.files.staging_files import Write, path_of, remove, sweep, sweep_write
 from messagestore.files.state import StateFile
+from messagestore.files.store_settings import read_settings
 from messagestore.files.topics import Topics
 from messagestore.files.writer_lock import probe_java
 from messagestore.format.config import StoreConfig
@@ -517,8 +518,8 @@ class LocalWriter:
         attached: Callable[[str, StoreConfig], AttachedStore] = attached_store,
     ) -> None:
         self.paths = Paths(os.fspath(path), config.file_mode_bits)
-        self.config = config
         self.disk = disk or Disk()
+        self.config = config.completed(read_settings(self.disk, self.paths.settings))
         self._staging = staging_dir
         self._staging_ttl_s = staging_ttl_s
         self._ends_abruptly = ends_abruptly
@@ -529,12 +530,17 @@ class LocalWriter:
 
     def describe(self, topics: Iterable[str] | None = None) -> Description:
         """What is at the path now."""
+        self._look_at_settings()
         identity = Identity.read(self.disk, self.paths.identity)
         topics_table = Topics(self.disk, self.paths.root)
         topics_table.load()
         return replace(
             self._described(identity), **_known_of(topics_table, topics), config=with_levels(self.config, identity)
         )
+
+    def _look_at_settings(self) -> None:
+        """Take the settings that live with the store as they are now, where the caller gave none."""
+        self.config = self.config.completed(read_settings(self.disk, self.paths.settings))
 
     def _described(self, identity: Identity | None) -> Description:
         """The result of `describe` without what is known of topics, and with the settings as they were given."""
@@ -554,6 +560,7 @@ class LocalWriter:
                 holder=holder.words,
             )
         check_root(self.disk, self.paths)
+        self._look_at_settings()
         refuse_to_write(self.disk, self.paths, self.config)
         warn_of_network(self.paths.root)
         self._check_staging()

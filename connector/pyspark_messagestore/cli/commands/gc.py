@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from messagestore import ExpiredFiles, MessageStore
+from messagestore import ExpiredFiles, delete_expired_files
 from messagestore.inspect import operator
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking, time_ms
@@ -82,15 +82,8 @@ def gc(
         _show(expired, done=False, as_json=as_json)
         return
 
-    config = config_of(store_config, lock_timeout=wait)
-    hours = config.file_reserved_time
-    if config.retention_enabled:  # this session deletes what was asked for, and nothing by itself
-        config = config.replace(file_reserved_time=-1)
-        if reserved is None and before is None and before_offset is None:
-            conditions["reserved_hours"] = hours
-
-    with out.waiting("deleting"), MessageStore.open(path, config) as store:
-        expired = store.delete_expired_files(**conditions)
+    with out.waiting("deleting"):
+        expired = delete_expired_files(path, config_of(store_config, lock_timeout=wait), **conditions)
     _show(expired, done=True, as_json=as_json)
 
 
