@@ -164,8 +164,8 @@ def stored(folder: Path) -> None:
             finally:
                 die(root)
 
-        now = read_settings(after, str(root / "spark" / "settings.json")).to_mapping()
-        assert now["fileReservedTime"] == "72", words
+        changed = read_settings(after, str(root / "spark" / "settings.json")).to_mapping()
+        assert changed == now | {"fileReservedTime": "72"}, words
         faults = checker.check(after.tree()).faults
         assert not faults, f"{words}: {faults[:3]}"
     assert min(counts) > 0, counts

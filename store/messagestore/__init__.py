@@ -20,6 +20,7 @@ from messagestore.broker.half_checks import CheckReport, LocalTransactionState
 from messagestore.broker.halves import HalfMessage
 from messagestore.consume.consumer import Consumer
 from messagestore.consume.messages import ConsumedMessage
+from messagestore.consume.progress import OffsetReset, reset_offsets
 from messagestore.errors import (
     AccessDeniedError,
     AppendMessageStatus,
@@ -108,6 +109,7 @@ __all__ = [
     "NotAStoreError",
     "NotRecoveredError",
     "OffsetOutOfRangeError",
+    "OffsetReset",
     "OpenHalf",
     "ProgressConflictError",
     "ProtocolError",
@@ -134,5 +136,6 @@ __all__ = [
     "alter_stored_config",
     "delete_expired_files",
     "deliver_delayed",
+    "reset_offsets",
     "stored_config",
 ]

@@ -808,8 +808,8 @@ def _tell_differences(root: str, config: StoreConfig, stored: StoreConfig) -> No
     for name in sorted(stored.given):
         if name in _LOOKED_AT and name not in _TOLD_OF:
             continue
-        asked, known = getattr(config, name), getattr(stored, name)
-        if not config.is_callers(name) or asked == known or (root, name) in _told_differences:
+        asked, of_store = getattr(config, name), getattr(stored, name)
+        if not config.is_callers(name) or asked == of_store or (root, name) in _told_differences:
             continue
         _told_differences.add((root, name))
         _log.warning(
@@ -818,7 +818,7 @@ def _tell_differences(root: str, config: StoreConfig, stored: StoreConfig) -> No
             root,
             java_key(name),
             asked,
-            known,
+            of_store,
             java_key(name),
             asked,
         )

@@ -60,7 +60,7 @@ def _words(error: Exception) -> str:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Show a message store, put and get messages, and check or repair a store.",
     epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "

@@ -28,9 +28,9 @@ def _add_commands() -> None:
     for name in sorted(names, key=lambda name: modules[name].PLACE):
         command = getattr(modules[name], name)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            app.add_typer(command, name=name, rich_help_panel=modules[name].PANEL)
         else:
-            app.command(name)(command)
+            app.command(name, rich_help_panel=modules[name].PANEL)(command)
     for typer_app in (app, *(group.typer_instance for group in app.registered_groups)):
         for info in typer_app.registered_commands if typer_app is not None else ():
             info.short_help = first_sentence(info.callback)  # lists of commands would break lines where docstrings do

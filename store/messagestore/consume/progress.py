@@ -1,13 +1,26 @@
 """How far a consumer group has come: its rows in `config/consumerOffset.json`, and what batches of the log add to them.
+It is committed and reset here.
 
 Threads: one. Processes: see `files.consumer_offsets`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
 
+from messagestore.errors import ConfigError, StoreLockedError, UnknownTopicError
 from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.disk import Disk
+from messagestore.files.group_locks import GroupLocks
+from messagestore.format import arguments
+from messagestore.format.config import StoreConfig
+from messagestore.format.message import RETRY_PREFIX, check_group
+from messagestore.read import query
 from messagestore.read.group_offsets import add_progress, group_offsets
 from messagestore.read.view import StoreView
 
@@ -65,3 +78,148 @@ class GroupProgress:
             durable=True,
             pending=lambda table: add_progress(self._view, table),
         )
+
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+class OffsetReset(NamedTuple):
+    """Where a group is in a queue, and where it goes.
+
+    Parameters
+    ----------
+    topic : str
+    queue_id : int
+    committed : int | None
+        The next offset to consume; None: the group has never read the queue.
+    offset : int
+        The next offset after the reset.
+    """
+
+    topic: str
+    queue_id: int
+    committed: int | None
+    offset: int
+
+
+def reset_offsets(
+    root: str | os.PathLike[str],
+    group: str,
+    to: str | int | datetime,
+    topics: Iterable[str] | None = None,
+    *,
+    execute: bool = False,
+    disk: Disk | None = None,
+) -> list[OffsetReset]:
+    """Move a consumer group to another place in its queues, or show where it would go.
+
+    With `execute`, the offsets of all queues change in one step, and are on the disk when this returns. The group must
+    have no consumer then: this call holds its queues meanwhile, as a consumer does. A stream of Spark has its place in
+    its checkpoint, and does not move.
+
+    Parameters
+    ----------
+    root : path
+        The store's root folder.
+    group : str
+        The consumer group.
+    to : str, int or datetime
+        "earliest" or "latest"; an offset, which each queue limits to what it has; a time with a time zone: the first
+        message that was stored then or later.
+    topics : iterable of str | None
+        The topics; None: those in which the group has offsets, but for its retry topic.
+    execute : bool
+        False: nothing is changed.
+    disk : Disk | None
+        For tests.
+
+    Returns
+    -------
+    list of OffsetReset
+        One for each queue, by topic and queue.
+
+    Raises
+    ------
+    ConfigError
+        `to` is not allowed, or the group has no offsets and no topics were given. Nothing was changed.
+    UnknownTopicError
+        A topic has no queue.
+    StoreLockedError
+        A broker holds the store, or a consumer of the group reads one of the queues. Nothing was changed.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore, reset_offsets
+    >>> with MessageStore.open("store") as store:
+    ...     _ = store.put_message(Message("gates", b"B12", queue_id=0))
+    >>> reset_offsets("store", "boards", "latest", ["gates"], execute=True)[0].offset
+    1
+    """
+    path, disk = arguments.path("root", root), disk or Disk()
+    check_group(group)
+    _check_to(to)
+
+    with contextlib.closing(StoreView(path, StoreConfig(message_index_enable=False), disk)) as view:
+        table = group_offsets(view)
+        if topics is None:
+            topics = [topic for topic in table.topics(group) if not topic.startswith(RETRY_PREFIX)]
+            if not topics:
+                raise ConfigError(
+                    f"consumer group {group!r}: found no offsets in this store. Name the topics that it is to read "
+                    "from there, or look at `messagestore groups`",
+                    key="group",
+                    value=group,
+                )
+
+        queues = view.topics()
+        for topic in topics:
+            if not queues.get(topic):
+                raise UnknownTopicError(topic, queues)
+        keys = [(topic, queue_id) for topic in sorted(set(topics)) for queue_id in queues[topic]]
+
+        with contextlib.closing(GroupLocks(disk, path, group)) if execute else contextlib.nullcontext() as locks:
+            if locks is not None:
+                _hold(locks, group, keys)
+                table = group_offsets(view)  # the last consumer may have committed meanwhile
+            committed = {topic: table.get(topic, group) for topic in topics}
+            resets = [
+                OffsetReset(topic, queue_id, committed[topic].get(queue_id), _offset(view, topic, queue_id, to))
+                for topic, queue_id in keys
+            ]
+            if execute:
+                GroupProgress(view, group).commit({(reset.topic, reset.queue_id): reset.offset for reset in resets})
+    return resets
+
+
+def _check_to(to: object) -> None:
+    allowed = "'earliest', 'latest', an offset from 0 on, or a datetime with a time zone"
+    if isinstance(to, datetime):
+        if to.tzinfo is None:
+            raise arguments.refused("to", to, allowed)
+    elif to not in (EARLIEST, LATEST) and (type(to) is not int or to < 0):
+        raise arguments.refused("to", to, allowed)
+
+
+def _hold(locks: GroupLocks, group: str, keys: Iterable[Queue]) -> None:
+    """Take all queues, as a consumer does; refuse if a consumer has one of them."""
+    for topic, queue_id in keys:
+        if not locks.claim(topic, queue_id):
+            raise StoreLockedError(
+                f"consumer group {group!r}: a consumer reads queue {queue_id} of {topic!r} now, and would commit over "
+                "the reset. Nothing was changed. Stop the group's consumers first",
+                path=locks.path,
+                holder=f"a consumer of group {group!r}",
+            )
+
+
+def _offset(view: StoreView, topic: str, queue_id: int, to: str | int | datetime) -> int:
+    """The offset in a queue, which is never outside what the queue has."""
+    least, most = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+    if to == EARLIEST:
+        return least
+    if to == LATEST:
+        return most
+    if isinstance(to, datetime):
+        return query.queue_offset_by_time(view, topic, queue_id, math.ceil(to.timestamp() * 1000))
+    assert isinstance(to, int)
+    return min(max(to, least), most)

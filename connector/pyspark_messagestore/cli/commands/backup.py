@@ -15,6 +15,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import Json, Root, existing, path_of
 
 PLACE = 340
+PANEL = "Care"
 _STREAM = "-"
 
 

@@ -25,6 +25,7 @@ from pyspark_messagestore.cli.app import (
 )
 
 PLACE = 440
+PANEL = "Spark"
 
 
 class Batches(TyperGroup):

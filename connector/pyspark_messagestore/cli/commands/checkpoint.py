@@ -22,6 +22,7 @@ from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, path_of
 from pyspark_messagestore.source.offsets import StreamOffset
 
 PLACE = 450
+PANEL = "Spark"
 
 _SHOWN_BATCHES = 10
 _SHOWN_ROWS = 1000

@@ -16,6 +16,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, existing
 
 PLACE = 350
+PANEL = "Care"
 
 _AFTER_DAMAGE_S = 10.0  # as RocketMQ does
 

@@ -26,6 +26,7 @@ from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, looking, path_of
 from pyspark_messagestore.cli.cursor import Cursor
 
 PLACE = 370
+PANEL = "Care"
 
 TOPIC = "flights"
 APP = "demo"

@@ -26,6 +26,7 @@ from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, looking, path_of
 from pyspark_messagestore.requirements import OLDEST_PYSPARK, OLDEST_PYTHON, installed_from
 
 PLACE = 360
+PANEL = "Care"
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 _PACKAGES = ("numpy", "pyarrow", "isal")

@@ -12,6 +12,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, Root, looking, path_of
 
 PLACE = 310
+PANEL = "Messages"
 
 
 def dump(

@@ -13,6 +13,7 @@ from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, 
 from pyspark_messagestore.cli.cursor import queue_ids
 
 PLACE = 240
+PANEL = "Messages"
 
 _FIND_COUNT = 64
 

@@ -12,6 +12,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking, time_ms
 
 PLACE = 340
+PANEL = "Care"
 
 
 def gc(

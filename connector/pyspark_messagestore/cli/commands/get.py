@@ -13,6 +13,7 @@ from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, by_location,
 from pyspark_messagestore.cli.cursor import messages, queue_ids
 
 PLACE = 220
+PANEL = "Messages"
 
 _GET_COUNT = 32
 

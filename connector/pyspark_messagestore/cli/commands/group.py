@@ -1,18 +1,21 @@
-"""`messagestore group create` and `group alter`: the settings of a consumer group."""
+"""`messagestore group create`, `alter` and `reset-offset`: the settings of a consumer group, and its place."""
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from messagestore import ConfigError, MessageStore
+from messagestore import ConfigError, MessageStore, reset_offsets
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, broker_named, config_of, existing
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, broker_named, config_of, existing, time_ms
 
 PLACE = 420
+PANEL = "Topics and groups"
 
-group = typer.Typer(no_args_is_help=True, help="Give a consumer group settings, or change them.")
+group = typer.Typer(no_args_is_help=True, help="Give a consumer group settings, or another place in its queues.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)]
 
@@ -108,6 +111,83 @@ def alter(
     ):
         made = store.alter_group(group, **changes)
     _show(made.to_fields(), "altered", as_json=as_json)
+
+
+@group.command("reset-offset")
+def reset_offset(
+    root: Root,
+    group: Group,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or a time before now such as -10m.",
+            show_default=False,
+        ),
+    ],
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="Only this topic. It may be given several times. Without it, all topics in which the group has "
+            "offsets.",
+            show_default=False,
+        ),
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Reset. Without this, only show where the group would go.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show where a consumer group would go in each queue, and move it there with --execute. The group must have no
+    consumer meanwhile. A streaming query of Spark has its place in its checkpoint, and does not move.
+    """
+    path = existing(root)
+    with broker_named("offsets", f"mqadmin resetOffsetByTime -n HOST:PORT -g {group} -t TOPIC -s TIME"):
+        resets = reset_offsets(path, group, _place(to), topics, execute=execute)
+
+    if as_json:
+        for reset in resets:
+            out.json_line(
+                {
+                    "group": group,
+                    "topic": reset.topic,
+                    "queueId": reset.queue_id,
+                    "committedOffset": reset.committed,
+                    "newOffset": reset.offset,
+                    "executed": execute,
+                }
+            )
+        return
+    titles = [("topic", False), ("queue", True), ("committed", True), ("new", True)]
+    out.table(titles, [["-" if value is None else value for value in reset] for reset in resets])
+    if not execute:
+        out.line("nothing was changed. To reset, give --execute")
+
+
+def _place(text: str) -> str | int | datetime:
+    """A place that a user named. A whole number is an offset, so times in milliseconds are not among them.
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    try:
+        return datetime.fromtimestamp(time_ms("--to", text) / 1000, UTC)
+    except (ConfigError, OverflowError, ValueError):
+        raise ConfigError(
+            f"--to: found {text!r}; allowed are earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, and "
+            "a time before now such as -10m",
+            key="--to",
+            value=text,
+        ) from None
 
 
 def _asked(retry_max_times: int | None, retry_queues: int | None, consume: bool | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, Root, looking, path_of
 
 PLACE = 140
+PANEL = "Topics and groups"
 
 _T = TypeVar("_T")
 

@@ -11,6 +11,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, existing
 
 PLACE = 430
+PANEL = "Messages"
 
 half = typer.Typer(no_args_is_help=True, help="Commit a half message, or roll it back.")
 

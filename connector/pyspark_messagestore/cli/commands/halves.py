@@ -9,6 +9,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, Root, looking, path_of
 
 PLACE = 160
+PANEL = "Messages"
 
 
 def halves(root: Root, as_json: Json = False) -> None:

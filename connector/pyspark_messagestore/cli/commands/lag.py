@@ -15,6 +15,7 @@ from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.same_log import place_now
 
 PLACE = 150
+PANEL = "Topics and groups"
 
 
 @by_location

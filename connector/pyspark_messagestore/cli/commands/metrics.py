@@ -17,6 +17,7 @@ from pyspark_messagestore.cli.app import FOUND_NOTHING, by_location, existing, l
 from pyspark_messagestore.requirements import install_extra
 
 PLACE = 170
+PANEL = "Care"
 
 _ADDRESS = "127.0.0.1:9557"
 

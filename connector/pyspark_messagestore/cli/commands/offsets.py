@@ -11,6 +11,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, opened, time_ms
 
 PLACE = 130
+PANEL = "Topics and groups"
 
 
 @by_location

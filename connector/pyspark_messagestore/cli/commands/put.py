@@ -27,6 +27,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, path_of
 
 PLACE = 210
+PANEL = "Messages"
 
 
 class Flush(enum.StrEnum):

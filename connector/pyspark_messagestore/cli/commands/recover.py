@@ -15,6 +15,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import CUT, ConfigFile, Json, Root, Wait, config_of, existing
 
 PLACE = 330
+PANEL = "Care"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import ConfigFile, Json, config_of, path_of
 
 PLACE = 341
+PANEL = "Care"
 
 
 def restore(

@@ -19,6 +19,7 @@ from pyspark_messagestore.cli.app import ConfigFile, Json, Root, config_of, path
 from pyspark_messagestore.requirements import install_extra
 
 PLACE = 175
+PANEL = "Spark"
 
 _ADDRESS = "127.0.0.1:9556"
 _MIB = 1024 * 1024

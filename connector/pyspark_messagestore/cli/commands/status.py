@@ -11,6 +11,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, by_location, opened
 
 PLACE = 110
+PANEL = "Care"
 
 
 @by_location

@@ -17,6 +17,7 @@ from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, by_location,
 from pyspark_messagestore.cli.cursor import Cursor, queue_ids
 
 PLACE = 230
+PANEL = "Messages"
 
 _TAIL_COUNT = 10
 

@@ -13,6 +13,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, broker_named, config_of, existing, path_of
 
 PLACE = 410
+PANEL = "Topics and groups"
 
 _QUEUE_NUMS = 8
 

@@ -9,6 +9,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, opened
 
 PLACE = 120
+PANEL = "Topics and groups"
 
 
 @by_location

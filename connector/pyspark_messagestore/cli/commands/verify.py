@@ -11,6 +11,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, config_of, existing
 
 PLACE = 320
+PANEL = "Care"
 
 
 def verify(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
