@@ -41,8 +41,9 @@ def test_defaults() -> None:
         True,
     )
     assert (written.write_queue_nums, written.auto_create_topic, written.queue_selector) == (8, True, "auto")
-    assert (written.lock_timeout, written.staging_ttl, written.max_message_size) == (30.0, 86400.0, 4194304)
+    assert (written.lock_timeout, written.staging_ttl, written.max_message_size) == (None, 86400.0, None)
     assert written.config().flush_disk_type == "SYNC_FLUSH"
+    assert (written.config().lock_timeout, written.config().max_message_size) == ("30s", 4194304)
 
 
 def test_names_in_any_case_and_aliases() -> None:
