@@ -244,7 +244,6 @@ class AttachedStore:
             The settings that live with the store are damaged.
         """
         if not self._sessions:
-            self._stored = read_settings(self.disk, self.paths.settings)
             _tell_differences(self.paths.root, config, self._stored)
         config = config.completed(self._stored)
         files = None if self.writer is None else self.writer.files
@@ -297,11 +296,9 @@ class AttachedStore:
         StoreLockedError
             Another thread holds it for longer than `timeout_s`; the error says what for.
         """
-        limit_s = timeout_s
-        if limit_s is None:
-            stored = self._stored if self._sessions else read_settings(self.disk, self.paths.settings)
-            limit_s = (config or self.config).completed(stored).lock_timeout_s
-        left_s = limit_s
+        stored = self._stored if self._sessions else read_settings(self.disk, self.paths.settings)
+        limit_s = (config or self.config).completed(stored).lock_timeout_s if timeout_s is None else timeout_s
+        left_s, waited = limit_s, False
         if not self.mutex.acquire(blocking=False):
             begin_s = time.monotonic()
             if not self.mutex.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
@@ -313,9 +310,12 @@ class AttachedStore:
                     holder=holder,
                 )
             left_s = max(0.0, limit_s - (time.monotonic() - begin_s))
+            waited = True
 
         before, self._turn_of = self._turn_of, description
         try:
+            if not self._sessions:
+                self._stored = read_settings(self.disk, self.paths.settings) if waited else stored
             yield left_s
         finally:
             self._turn_of = before

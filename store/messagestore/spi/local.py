@@ -519,7 +519,7 @@ class LocalWriter:
     ) -> None:
         self.paths = Paths(os.fspath(path), config.file_mode_bits)
         self.disk = disk or Disk()
-        self.config = config.completed(read_settings(self.disk, self.paths.settings))
+        self.config = config
         self._staging = staging_dir
         self._staging_ttl_s = staging_ttl_s
         self._ends_abruptly = ends_abruptly

@@ -142,6 +142,7 @@ def test_a_task_and_a_commit_read_the_small_files_of_a_store_few_times(root, con
     [segment] = os.listdir(Path(root, "commitlog"))
     assert opens == {
         "store.json": 2,
+        "settings.json": 1,
         "abort": 2,  # the writer takes over, and each append looks whether a broker has taken the store meanwhile
         "put-times.json": 1,  # another process may have seen a clock that was set back; usually there is no file
         segment: 1,
