@@ -211,7 +211,8 @@ def test_a_retried_message_stays_although_its_group_has_no_place_in_its_retry_to
             ("delays", "%RETRY%delays"): 1,
             ("others", "early"): 0,
         }
-        lags, _ = LOCAL_STORES.reader(str(root), CONFIG).group_lag("delays")
+        with contextlib.closing(LOCAL_STORES.reader(str(root), CONFIG)) as reader:
+            lags, _ = reader.group_lag("delays")
         assert [(row["topic"], row["lag"]) for row in lags] == [("%RETRY%delays", 1), ("busy", 0)]
 
         publish_offsets(str(root), "delays", {("%RETRY%delays", 0): 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from pathlib import Path
@@ -111,9 +112,10 @@ def test_a_kill_before_the_table_is_written_leaves_the_progress_in_the_log(root:
     assert place(root) == 4
     (row,), _ = operator.groups(str(root), SMALL)
     assert (row["group"], row["committedOffset"], row["lag"]) == ("g", 4, COUNT - 4)
-    (of_lag,), _ = LOCAL_STORES.reader(str(root), SMALL).group_lag("g")
+    with contextlib.closing(LOCAL_STORES.reader(str(root), SMALL)) as reader:
+        (of_lag,), _ = reader.group_lag("g")
+        (figures,) = reader.view("figures")[0][0]["groups"]
     assert of_lag["lag"] == COUNT - 4
-    (figures,) = LOCAL_STORES.reader(str(root), SMALL).view("figures")[0][0]["groups"]
     assert figures["lag"] == COUNT - 4
     with MessageStore.open(root, SMALL):
         assert table(root).get("in", "g") == {0: 4}, "whoever opens the store writes it"
