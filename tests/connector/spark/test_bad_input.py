@@ -37,7 +37,7 @@ def test_checks_on_classic(spark, tmp_path, name: str) -> None:
 def on_connect(tmp_path_factory, connect_port) -> str:
     """All cases and checks on Connect, in one process."""
     folder = tmp_path_factory.mktemp("connect")
-    done = spark_runs.run_job("cases.py", folder, cwd=folder, timeout_s=600)
+    done = spark_runs.run_job("cases.py", folder, cwd=folder, timeout_s=1800)
     return done.stdout + done.stderr[-3000:]
 
 

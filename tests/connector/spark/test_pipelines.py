@@ -33,7 +33,7 @@ def run(folder: Path) -> None:
         [str(program), "run", "--spec", str(folder / "spark-pipeline.yml")],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
         cwd=folder,
         env={**os.environ, **spark_runs.environment()},

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,12 @@ def put(store: MessageStore, count: int) -> None:
 def fill(store: MessageStore, root: Path, count: int = PER_SEGMENT) -> None:
     """Put until the last segment is full, and the next two are made."""
     put(store, count)
+    await_fact(lambda: len(spares(root)) == 2)
+
+
+def await_fact(fact: Callable[[], bool]) -> None:
     until_s = time.monotonic() + BOUND_S
-    while len(spares(root)) < 2 and time.monotonic() < until_s:
+    while not fact() and time.monotonic() < until_s:
         time.sleep(0.001)
 
 
@@ -160,7 +165,12 @@ def test_blocks_are_reserved_ahead(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with MessageStore.open(root, CONFIG.replace(preallocate=True)) as store:
         fill(store, root)
-        assert [path.stat().st_blocks * 512 >= SEGMENT for path in spares(root)] == [True, True]
+
+        def reserved() -> list[bool]:
+            return [path.stat().st_blocks * 512 >= SEGMENT for path in spares(root)]
+
+        await_fact(lambda: all(reserved()))  # a file is there before it has its blocks
+        assert reserved() == [True, True]
 
 
 def test_the_last_room_is_not_reserved_ahead(tmp_path: Path) -> None:
