@@ -122,7 +122,8 @@ def reset_offset(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or a time before now such as -10m.",
+            help="Where to go: earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or a time before now "
+            "such as -10m.",
             show_default=False,
         ),
     ],
