@@ -219,7 +219,9 @@ class _Task:
         options = sink.options
         self._sink, self._producer, self._partition_id = sink, producer, partition_id
         self._ends = Ends(sink.lookup_dir, batch)
-        self._config = StoreConfig().replace(max_message_size=options.max_message_size)
+        self._config = StoreConfig()
+        if options.max_message_size is not None:
+            self._config = self._config.replace(max_message_size=options.max_message_size)
         self._host = store_host_of(self._config)
         self._keys = UniqueKeys(batch.app_id, batch.version, partition_id)
         self._targets: dict[str, Target] = {}
