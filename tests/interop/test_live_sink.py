@@ -192,6 +192,7 @@ def test_a_batch_that_comes_again_with_other_rows(names: NameServer, memory: Pat
         create_topic(names, [one], "t")
         sink = sink_of(options(names, memory))
         assert sent(sink, 5, *rows(5, 1200)).repeated == 0
+        soon(Ends(names).count, lambda count: count == 1200)
         again = sent(sink, 5, *rows(5, 1500))
         assert (again.rows, again.repeated) == (1500, 1200)
         with pytest.raises(BatchConflictError, match="was sent before with other rows"):
@@ -248,7 +249,7 @@ def test_a_user_needs_the_rights_to_publish_and_to_look_up(memory: Path, names: 
     with broker(NEWEST, memory, names, more=ACL) as a:
         create_topic(names, [a], "t")
         address = ("-b", f"127.0.0.1:{a.port}")
-        users = {"both": "Pub,Sub", "publisher": "Pub", "subscriber": "Sub"}
+        users = {"both": "Pub,Sub,Get", "publisher": "Pub,Get", "subscriber": "Sub,Get"}
         for user, actions in users.items():
             (memory / f"{user}.yml").write_text(f"accessKey: {user}\nsecretKey: 87654321\n")
             made = names.mqadmin("createUser", *address, "-u", user, "-p", "87654321", "-t", "Normal")

@@ -45,8 +45,10 @@ from messagestore.spi.rocketmq import ROCKETMQ_STORES, client_of
 REQUEST_SIZE = 1024 * 1024
 """A request has at most this many bytes of messages, but at least one message."""
 SETTLE_S = 1.0
-"""How long to wait after a connection broke until the queue is searched. A broker drops a request that has waited for
-200 ms (waitTimeMillsInSendQueue), so what it has not stored by then it will not store.
+"""How long to wait until queues are searched. A broker drops a request that has waited for 200 ms
+(waitTimeMillsInSendQueue), so what it has not stored by then it will not store. It also numbers a message before the
+queue shows it, and has no request that says so: it answers GET_MAX_OFFSET with what is shown, also for
+`committed=false`.
 """
 STORED = frozenset({codes.SUCCESS, codes.FLUSH_DISK_TIMEOUT, codes.FLUSH_SLAVE_TIMEOUT, codes.SLAVE_NOT_AVAILABLE})
 """The answers after which the messages are in the broker's log."""
@@ -172,7 +174,7 @@ class Producer:
                 key="topic",
                 value=topic,
             )
-        return Target(queues, {queue: self._end(topic, queue, committed=True) for queue in queues})
+        return Target(queues, {queue: self._end(topic, queue) for queue in queues})
 
     def check_rights(self, topic: str, queues: Sequence[SendQueue]) -> None:
         """Refuse a topic that this client may not write, or not search, before a row is sent.
@@ -195,8 +197,8 @@ class Producer:
         fields = {"topic": topic, "queueId": queue.queue_id}
         return max(0, self._asked(topic, queue.broker, codes.GET_MIN_OFFSET, fields).number("offset"))
 
-    def _end(self, topic: str, queue: SendQueue, *, committed: bool) -> int:
-        fields = {"topic": topic, "queueId": queue.queue_id, "committed": committed}
+    def _end(self, topic: str, queue: SendQueue) -> int:
+        fields = {"topic": topic, "queueId": queue.queue_id}
         return max(0, self._asked(topic, queue.broker, codes.GET_MAX_OFFSET, fields).number("offset"))
 
     # ---- what is there
@@ -209,15 +211,12 @@ class Producer:
         pa.Table
             `unique_key` (string), `body_crc` (int32).
         """
+        time.sleep(SETTLE_S)
         parts = [part for queue, place in places.items() for part in self._stored(topic, queue, place, prefix)]
         return pa.concat_tables([_STORED_KEYS.empty_table(), *parts])
 
     def _stored(self, topic: str, queue: SendQueue, place: int, prefix: str) -> Iterator[pa.Table]:
-        # A broker numbers a message before its queue shows it: wait until all that it has numbered is shown.
-        end = self._end(topic, queue, committed=False)
-        patience = self._patience()
-        while self._end(topic, queue, committed=True) < end:
-            patience.wait(StoreUnavailableError(f"broker {queue.broker}: its queues do not follow its log"))
+        end = self._end(topic, queue)
         if place >= end:
             return
 
@@ -323,7 +322,6 @@ class Producer:
         assert line.failure is not None
         self._client.drop(line.address)
         line.patience.wait(line.failure)
-        time.sleep(SETTLE_S)
 
         queue, request = line.queue, line.requests[0]
         keys = wire.keys(request.first, request.last)
