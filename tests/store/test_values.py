@@ -21,12 +21,13 @@ import messagestore
 from messagestore import Message, MessageBatch, MessageStore, StoreConfig, spi
 from messagestore.format.message import NO_PROPERTIES
 from messagestore.spi.location import RemoteSettings
+from messagestore.spi.sends import SendQueue
 from processes import CONTEXT
 from small import SMALL, bodies, columns, filled
 
 _SESSIONS = {"MessageStore", "ReadOnlyStore", "HalfMessage", "Consumer", "ConsumedMessage"}
 """What belongs to an open store."""
-_PROGRAMS = {"ColumnTexts", "Decoder", "LocalStores", "Staging", "StoreReader", "StoreWriter", "Stores"}
+_PROGRAMS = {"ColumnTexts", "Decoder", "LocalStores", "Producer", "Staging", "StoreReader", "StoreWriter", "Stores"}
 """What does something, and what only describes it."""
 
 CLASSES: dict[str, type[Any]] = {
@@ -91,6 +92,10 @@ _CHECKED: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: spi.PlannedRead("1" * 32, 7, spi.LastRecord(1, 2, 3, 4)),
     ),
     "PlannedWrite": (lambda: spi.PlannedWrite("0" * 32, 0), lambda: spi.PlannedWrite("f" * 32, 1 << 40)),
+    "Target": (
+        lambda: spi.Target([], {}),
+        lambda: spi.Target([SendQueue("broker-a", 3)], {SendQueue("broker-a", 3): 1 << 40}),
+    ),
     "FrameColumn": (
         lambda: spi.FrameColumn("a", pa.string(), "a"),
         lambda: spi.FrameColumn("a", pa.list_(pa.string()), "b", core=False, may_be_null=True),

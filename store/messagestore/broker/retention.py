@@ -39,7 +39,7 @@ from messagestore.broker.expired import (
     refuse_compaction,
 )
 from messagestore.broker.half_progress import save_half_progress
-from messagestore.errors import StoreError, StoreFullError, StoreLockedError
+from messagestore.errors import CorruptionError, StoreError, StoreFullError, StoreLockedError
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
 from messagestore.files.disk import FilePool
 from messagestore.files.numbered_files import FILE_NAME
@@ -215,7 +215,14 @@ class Retention:
         """What may be deleted. The clean end moves first if segments lie above it. Call under the mutex."""
         writer = self.writer
         writer.finish()
-        settle_progress(writer)  # the BATCH record that carries it may be deleted
+        try:
+            settle_progress(writer)  # the BATCH record that carries it may be deleted
+        except (CorruptionError, OSError) as error:
+            if not expiry.at_once:
+                raise
+            _log.warning(
+                "%s: the disk is nearly full, and progress of batches may go: %s", writer.files.paths.root, error
+            )
         if writer.log.segment_of(max(writer.state.clean_end, writer.log.min_offset)) < writer.log.segment_of(
             writer.end.physical_offset
         ):

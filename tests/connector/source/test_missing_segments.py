@@ -36,7 +36,8 @@ READING: dict[str, list[str]] = {
 OTHERS = {
     "metrics", "put", "recover", "deliver", "doctor", "demo", "topic create", "topic alter", "group create",
     "group alter", "half commit", "half rollback", "batches list", "batches start", "checkpoint show",
-    "checkpoint rewind", "serve", "backup take", "backup list", "backup prune", "restore",
+    "checkpoint rewind", "serve", "backup take", "backup list", "backup prune", "restore", "config",
+    "group reset-offset",
 }  # fmt: skip
 """Writers, which refuse the store when they open it, the servers `metrics` and `serve`, commands that show what small
 files say, and those of backups (`tests/store/backup`).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from messagestore import (
 )
 from messagestore.consume.progress import GroupProgress
 from messagestore.files.disk import Disk
+from messagestore.read.view import StoreView
 from small import SMALL
 
 
@@ -33,7 +36,14 @@ def root(tmp_path: Path) -> Path:
 
 
 def committed(root: Path, group: str = "g") -> dict[tuple[str, int], int]:
-    return GroupProgress(Disk(), str(root), group).committed(["t"])
+    with progress(root, group) as group_progress:
+        return group_progress.committed(["t"])
+
+
+@contextlib.contextmanager
+def progress(root: Path, group: str, disk: Disk | None = None) -> Iterator[GroupProgress]:
+    with contextlib.closing(StoreView(str(root), SMALL, disk or Disk())) as view:
+        yield GroupProgress(view, group)
 
 
 def test_a_dry_run_says_where_the_group_would_go_and_changes_nothing(root: Path) -> None:
@@ -95,14 +105,16 @@ def test_a_reset_that_is_killed_moves_all_queues_or_none(tmp_path: Path) -> None
         for number in range(10):
             store.put_message(Message("t", b"%d" % number, queue_id=number % 2))
     (root / "spark").mkdir(parents=True, exist_ok=True)  # locks are on the real disk
-    GroupProgress(disk, str(root), "g").commit({("t", 0): 5, ("t", 1): 5})
+    with progress(root, "g", disk) as group_progress:
+        group_progress.commit({("t", 0): 5, ("t", 1): 5})
 
     recording = MemRecordingDisk(root, disk.content())
     reset_offsets(root, "g", "earliest", execute=True, disk=recording)
     counts = {5: 0, 0: 0}
     for cut in range(recording.position + 1):
         after = MemDisk(root, recording.image(cut, "all").folder)
-        places = set(GroupProgress(after, str(root), "g").committed(["t"]).values())
+        with progress(root, "g", after) as group_progress:
+            places = set(group_progress.committed(["t"]).values())
         assert places in ({5}, {0}), (cut, places)
         counts[places.pop()] += 1
     assert min(counts.values()) > 0

@@ -23,6 +23,7 @@ from messagestore.format.layout import (
     JOURNAL_ENTRY,
     JOURNAL_HEADER,
     RECORD_HEAD,
+    SENT_HEAD,
     STATE_FLUSHED,
     STATE_SLOT,
     UNIT,
@@ -32,6 +33,7 @@ from messagestore.format.layout import (
 
 FORMATS = {  # written down a second time, from RocketMQ's sources
     RECORD_HEAD.name: ">iiiiiqqiqIiqIiiqi",
+    SENT_HEAD.name: ">iiiii",
     BLANK.name: ">ii",
     UNIT.name: ">qiq",
     BATCH_UNIT.name: ">qiqqqhii",
