@@ -38,6 +38,13 @@ def java_broker(root: Path) -> Iterator[tuple[str, int]]:
         yield java.word(1.0 if leases_held() else 20), java.pid
 
 
+def await_fact(fact: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not fact():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
 def leases_held() -> bool:
     """Whether an attachment of this process holds a lease."""
     return any(isinstance(lock, Attachment) and lock.leased for lock in writer_lock._live)
@@ -275,8 +282,8 @@ def test_a_broker_that_starts_waits_for_every_writer(root: Path):
     first, second = attached(root), attached(root)
     assert not first.broker_waits()
     with starting_broker(root) as java:
+        await_fact(lambda: first.broker_waits() and second.broker_waits())
         assert java.word(0.3) == "waits"
-        assert first.broker_waits() and second.broker_waits()
         assert first.intact() and not first.overrun()
         first.detach()
         assert not first.broker_waits()
@@ -307,6 +314,7 @@ def test_nobody_attaches_before_a_broker_that_waits(root: Path):
     """Else writers that come and go would keep it out for ever."""
     mine = attached(root)
     with starting_broker(root) as java:
+        await_fact(mine.broker_waits)
         assert java.word(0.3) == "waits"
         with pytest.raises(
             StoreLockedError, match="a process that this user cannot see has it open for writing, or waits"
