@@ -53,6 +53,11 @@ def create_topic(names: NameServer, brokers: Sequence[RealBroker], topic: str, q
         address = f"127.0.0.1:{one.port}"
         arguments = ("-b", address, "-t", topic, "-r", str(queues), "-w", str(queues))
         soon(lambda arguments=arguments: names.mqadmin("updateTopic", *arguments), lambda text: "success" in text)
+    await_route(names, brokers, topic)
+
+
+def await_route(names: NameServer, brokers: Sequence[RealBroker], topic: str) -> None:
+    """Wait until the name server knows that a topic is on some brokers, which have just been started."""
     with contextlib.closing(Client(str(names))) as client:
         soon(lambda: client.route(topic, fresh=True), lambda route: len(route.queues) == len(brokers))
 

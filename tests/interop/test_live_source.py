@@ -19,7 +19,7 @@ from interop import java_build
 from interop.conftest import need
 from interop.java_build import NEWEST
 from interop.java_store import COUNTS
-from interop.live import broker, create_topic, put, soon
+from interop.live import await_route, broker, create_topic, put, soon
 from interop.real_broker import NameServer
 from messagestore import BrokerError, StoreWentBackwardsError
 from messagestore.spi import STORES, Location
@@ -162,6 +162,7 @@ def test_a_broker_that_is_older_than_the_checkpoint(memory: Path, names: NameSer
     shutil.rmtree(store)
     copy.rename(store)
     with a:
+        await_route(names, [a], "t")
         with pytest.raises(StoreWentBackwardsError, match="broker-a"):
             query.run()
         soon(lambda: put(names, "t", bodies("after", 60)), lambda _: True)
