@@ -233,7 +233,10 @@ def not_a_store(spark, root):
     read(spark, os.path.dirname(root)).count()
 
 
-@case(r"ConfigError: option path: found 'dbfs:/x'; allowed is the path of a folder .* \(no ~, .*\), or rocketmq://.*")
+@case(
+    r"ConfigError: option path: found 'dbfs:/x'; allowed is the path of a folder .* \(no ~, and no URI such as .*\), "
+    r"or rocketmq://host:port;host:port with name servers of RocketMQ"
+)
 def path_of_databricks(spark, root):
     write(spark.range(1).selectExpr("'x' body"), "dbfs:/x")
 
