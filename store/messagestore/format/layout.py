@@ -369,8 +369,9 @@ ENDS_ENTRY = Layout(
 
 ALL = (
     RECORD_HEAD, BLANK, UNIT, BATCH_UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT, STATE_FLUSHED,
-    JOURNAL_HEADER, JOURNAL_ENTRY, ENDS_HEADER, ENDS_ENTRY, SENT_HEAD,
+    JOURNAL_HEADER, JOURNAL_ENTRY, ENDS_HEADER, ENDS_ENTRY,
 )  # fmt: skip
+"""What is on disk. `SENT_HEAD` is not: it is what a broker is sent."""
 
 
 def markdown(layout: Layout) -> str:
