@@ -10,6 +10,7 @@ import numpy as np
 
 import both_codecs
 from messagestore.format import kernel, record_decode
+from messagestore.format.layout import IPV6_EXTRA_SIZE, RECORD_HEAD, TOPIC_LENGTH_SIZES
 
 
 def _changed(data: bytes, chance: random.Random) -> np.ndarray:
@@ -19,10 +20,25 @@ def _changed(data: bytes, chance: random.Random) -> np.ndarray:
     return np.frombuffer(bytearray(mutated(data, chance) if chance.random() < 0.8 else data), np.uint8).copy()
 
 
+def _topic_beyond_the_end(record: bytes, chance: random.Random) -> bytes:
+    """The record with a topic length by which the topic ends behind the record, by a few bytes: the sanitizer sees those."""
+    magic, sys_flag = (int.from_bytes(record[at : at + 4], "big", signed=True) for at in (4, 36))
+    body = RECORD_HEAD.size + IPV6_EXTRA_SIZE * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
+    at = body + int.from_bytes(record[body - 4 : body], "big")
+    size = TOPIC_LENGTH_SIZES[magic]
+
+    length = len(record) - (at + size) + chance.randrange(9)
+    if length >= 1 << (8 * size - 1):
+        return record
+    return record[:at] + length.to_bytes(size, "big") + record[at + size :]
+
+
 def _records(chance: random.Random) -> None:
     """Records among which some are changed, where units say that they are, or elsewhere."""
     queue = both_codecs.queue if chance.random() < 0.5 else both_codecs.chain
     pieces = queue(chance, chance.choice((1, 3, 9)))
+    if chance.random() < 0.3:
+        pieces[-1] = _topic_beyond_the_end(pieces[-1], chance)
     data, starts, sizes = both_codecs.laid_out(pieces)
     expected = both_codecs.promised(pieces) if chance.random() < 0.5 else None
     if expected is not None and chance.random() < 0.1:
