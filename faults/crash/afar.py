@@ -153,9 +153,11 @@ class Afar:
     def running(self) -> Iterator[None]:
         """The server and the proxy, until the block ends."""
         self.host.start()
-        with Proxy(("127.0.0.1", self.host.port), self._act) as self.proxy:
-            yield
-        code = self.host.end()
+        try:
+            with Proxy(("127.0.0.1", self.host.port), self._act) as self.proxy:
+                yield
+        finally:
+            code = self.host.end()
         assert code == 0, f"the server ended with {code}"
 
     def _act(self, kind: str) -> None:
