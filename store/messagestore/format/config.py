@@ -592,7 +592,7 @@ class StoreConfig:
             del taken[pool]  # the caller wants SYNC_FLUSH, with which there is no pool
         if not taken and not self.stored:
             return self
-        defaults = StoreConfig()
+        defaults = _defaults()
         back = {name: getattr(defaults, name) for name in self.stored if name not in taken}
         given = (self.given - self.stored).union(taken)
         return self.replace(**back, **taken, given=given, stored=frozenset(taken))
@@ -612,12 +612,17 @@ class StoreConfig:
         """
         if name in self.given:
             return True
-        return bool(getattr(self, name) != getattr(StoreConfig(), name))  # `dataclasses.replace` notes nothing
+        return bool(getattr(self, name) != getattr(_defaults(), name))  # `dataclasses.replace` notes nothing
 
 
 def settings() -> list[dataclasses.Field[object]]:
     """The fields of `StoreConfig` that are settings, without `broker_settings`, `given` and `stored`."""
     return [setting for setting in fields(StoreConfig) if setting.metadata.get("setting", True)]
+
+
+@lru_cache(1)
+def _defaults() -> StoreConfig:
+    return StoreConfig()
 
 
 @lru_cache(1)
