@@ -65,9 +65,13 @@ class LostEnd:
     @property
     def words(self) -> str:
         """Return a phrase that says what is missing."""
+        lost = f"at least {self.known_end - self.end} bytes from {self.end} on"
+        if not self.message_count:
+            return f"{lost} (no ConsumeQueue says how many messages were in them)"
+
         messages = f"{self.message_count} message" + ("" if self.message_count == 1 else "s")
         queues = f"{self.queue_count} queue" + ("" if self.queue_count == 1 else "s")
-        return f"at least {self.known_end - self.end} bytes from {self.end} on, with {messages} of {queues}"
+        return f"{lost}, with {messages} of {queues}"
 
     @property
     def summary(self) -> str:

@@ -98,6 +98,14 @@ def test_an_older_state_does_not_hide_a_lost_end(tmp_path: Path) -> None:
         MessageStore.open(root, SMALL)
 
 
+def test_no_number_of_messages_is_named_where_the_queues_are_gone_too(tmp_path: Path) -> None:
+    root = closed(tmp_path / "s")
+    lose_end(root, "no file")
+    remove(root, "consumequeue")
+    with pytest.raises(CorruptionError, match=r"missing are at least \d+ bytes .* \(no ConsumeQueue says how many"):
+        MessageStore.open(root, SMALL)
+
+
 def test_an_older_state_of_a_whole_log_is_no_loss(tmp_path: Path) -> None:
     root = filled(tmp_path / "s", 20)
     older = (root / "spark" / "state").read_bytes()
