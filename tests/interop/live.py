@@ -22,9 +22,9 @@ mappedFileSizeConsumeQueue=600000
 _Value = TypeVar("_Value")
 
 
-def soon(ask: Callable[[], _Value], is_good: Callable[[_Value], object]) -> _Value:
+def soon(ask: Callable[[], _Value], is_good: Callable[[_Value], object], wait_s: float = WAIT_S) -> _Value:
     """The first answer that is good; what is asked for comes about in its own time."""
-    until_s = time.monotonic() + WAIT_S
+    until_s = time.monotonic() + wait_s
     while True:
         try:
             value = ask()

@@ -174,13 +174,12 @@ def test_a_broker_that_is_killed_and_comes_back_under_the_sink(names: NameServer
     assert Counter(found) == Counter(bodies(*rows(0, ROWS)))
 
 
-def sent_bodies(names: NameServer, *brokers: str) -> list[bytes]:
-    """The bodies of all messages of the topic, as the source reads them."""
+def sent_bodies(names: NameServer, *brokers: str, topic: str = "t") -> list[bytes]:
+    """The bodies of all messages of a topic, as the source reads them."""
     found: list[bytes] = []
     for name in brokers:
         reader = STORES.reader(Location.of(f"rocketmq://{names}/{name}"))
-        ends = reader.ends(["t"]).queues
-        for (topic, queue_id), end in ends.items():
+        for (_, queue_id), end in reader.ends([topic]).queues.items():
             for part in reader.gather([Range(topic, queue_id, 0, end)]):
                 found += part.decoded(["body"])["body"].to_pylist()
         reader.close()
@@ -219,7 +218,7 @@ def test_what_is_refused_before_the_first_row(names: NameServer, memory: Path) -
         create_topic(names, [a, b], "t")
         given = options(names, memory)
         with pytest.raises(UnknownTopicError, match="missing"):
-            sink_of({**given, "topic": "missing"})
+            sink_of({**given, "topic": "missing", "retryTimeout": "1s"})
         with pytest.raises(ConfigError, match="column queueId: found together with topic t, which has queues"):
             sink_of(given, (("body", "binary"), ("queueId", "int")))
         only_a = {**given, "path": f"{given['path']}/broker-a"}

@@ -47,18 +47,19 @@ def brokers_to_read(options: SourceOptions) -> dict[str, Location]:
     Raises
     ------
     UnknownTopicError
-        A topic is on no broker, unless the query shall wait for it.
+        A topic has been on no broker for as long as `retryTimeout`, unless the query shall wait for it.
     """
     location, subscription = options.location, options.subscription
     if subscription.pattern is not None:
         return brokers_of(location)
     if options.on_missing_topic != "wait":
         for topic in subscription.named:
-            if not brokers_of(location, [topic]):
+            if not brokers_of(location, [topic], waits=True):
                 raise UnknownTopicError(
                     topic,
                     (),
-                    f"No broker of {location} has it. Create it with RocketMQ's mqadmin updateTopic, or set "
+                    f"No broker of {location} has had it for {location.settings.retry_timeout_s:g} s. Start the broker "
+                    f"that has it, create it with RocketMQ's mqadmin updateTopic, or set "
                     f"onMissingTopic=wait for a stream that begins before its topic",
                 )
     return brokers_of(location, subscription.named)

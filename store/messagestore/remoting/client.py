@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from messagestore.errors import BrokerError, ConfigError, ProtocolError, StoreUnavailableError, UnknownTopicError
 from messagestore.remoting import codes
@@ -192,6 +192,53 @@ class Client:
         route = route_of(answer)
         self._routes[topic] = now_s, route
         return route
+
+    def awaited_route(self, topic: str, is_good: Callable[[Route], bool] = bool) -> Route:
+        """Where a topic lies, asked for until it is known. Name servers forget a topic while its brokers are down.
+
+        Parameters
+        ----------
+        is_good : function
+            Whether a route is enough.
+
+        Raises
+        ------
+        UnknownTopicError
+            No broker has the topic after `retry_timeout_s`.
+
+        Returns
+        -------
+        Route
+            The last one, whether it is good or not.
+        """
+        until_s, pauses, told = time.monotonic() + self.settings.retry_timeout_s, _pauses(), False
+        while True:
+            route: Route | None = None
+            failure: UnknownTopicError | None = None
+            try:
+                route = self.route(topic, fresh=True)
+                if is_good(route):
+                    return route
+            except UnknownTopicError as error:
+                failure = error
+
+            pause_s = next(pauses)
+            if time.monotonic() + pause_s >= until_s:
+                if route is not None:
+                    return route
+                assert failure is not None
+                raise failure
+            if not told and pause_s >= _TOLD_AFTER_S:
+                told = True
+                words = "that can be used" if failure is None else "at all"
+                _log.warning(
+                    "topic %s: the name servers %s know no broker with it %s. They are asked again for up to %g s",
+                    topic,
+                    ";".join(self.name_servers),
+                    words,
+                    self.settings.retry_timeout_s,
+                )
+            time.sleep(pause_s)
 
     def topics(self) -> list[str]:
         """The names of all topics that the name servers know, with those that RocketMQ itself uses."""

@@ -20,7 +20,14 @@ import numpy as np
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
-from messagestore.errors import BrokerError, ConfigError, StoreClosedError, StoreWentBackwardsError, UnknownTopicError
+from messagestore.errors import (
+    BrokerError,
+    ConfigError,
+    StoreClosedError,
+    StoreUnavailableError,
+    StoreWentBackwardsError,
+    UnknownTopicError,
+)
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.message import is_ordinary_topic
@@ -82,8 +89,13 @@ class RocketMQStores:
         """Refuse: a broker takes messages from producers, and has no batches."""
         _cannot(location, "writes")
 
-    def parts(self, location: Location, topics: Iterable[str] | None = None) -> dict[str, Location]:
-        """The stores of a cluster, by the names of their brokers; with topics, those that have one of them."""
+    def parts(
+        self, location: Location, topics: Iterable[str] | None = None, *, waits: bool = False
+    ) -> dict[str, Location]:
+        """The stores of a cluster, by the names of their brokers; with topics, those that have one of them.
+
+        With `waits`, a topic that the name servers do not know is waited for, for as long as `retry_timeout_s`.
+        """
         client = client_of(location)
         try:
             if location.broker:
@@ -91,7 +103,7 @@ class RocketMQStores:
             if topics is None:
                 names = set(client.brokers())
             else:
-                names = {name for topic in topics for name in _route(client, topic).queues}
+                names = {name for topic in topics for name in _route(client, topic, waits=waits).queues}
             return {name: location.of_broker(name) for name in sorted(names)}
         finally:
             client.close()
@@ -127,9 +139,9 @@ def _cannot(location: Location, what: str) -> NoReturn:
     )
 
 
-def _route(client: Client, topic: str) -> Route:
+def _route(client: Client, topic: str, *, fresh: bool = False, waits: bool = False) -> Route:
     try:
-        return client.route(topic)
+        return client.awaited_route(topic) if waits else client.route(topic, fresh=fresh)
     except UnknownTopicError:
         return Route()
 
@@ -156,6 +168,8 @@ class RocketMQReader:
         self._topic_names: tuple[float, frozenset[str]] | None = None
         self._ends: Queues = {}
         """The largest end of each queue that was seen."""
+        self._deleted: set[Queue] = set()
+        """Queues of these that name servers have not known for as long as `retry_timeout_s`."""
         self._shrinks: Queues = {}
         self._topic: str | None = None
         """A topic that is read. ACL 2.0 asks for one even with a request for a place in the log."""
@@ -192,9 +206,9 @@ class RocketMQReader:
             self._topic_names = now_s, names
         return self._topic_names[1]
 
-    def _queues(self, topics: Iterable[str]) -> list[Queue]:
+    def _queues(self, topics: Iterable[str], *, fresh: bool = False) -> list[Queue]:
         """The queues of some topics on this broker that consumers may read."""
-        rows = ((topic, _route(self._client, topic).queues.get(self._name)) for topic in topics)
+        rows = ((topic, _route(self._client, topic, fresh=fresh).queues.get(self._name)) for topic in topics)
         return [
             (topic, queue_id)
             for topic, row in rows
@@ -211,7 +225,7 @@ class RocketMQReader:
         if before is not None and since is before and now_s - self._looked_s[key] < LOOK_S:
             return before
 
-        queues = self._queues(topics)
+        queues = self._awaited_queues(topics)
         ends = dict(zip(queues, self._max_offsets(queues), strict=True))
         self._topic = next((topic for topic, _ in queues), self._topic)
         for queue, end in ends.items():
@@ -243,6 +257,32 @@ class RocketMQReader:
             )
         self._answers[key], self._looked_s[key] = answer, now_s
         return answer
+
+    def _awaited_queues(self, topics: Sequence[str]) -> list[Queue]:
+        """The queues of some topics. Name servers forget those of a broker that is down, so these are waited for."""
+        queues = self._queues(topics)
+        if queues and not self._lost(topics, queues):
+            return queues
+
+        patience = self._replicas.patience()
+        while True:
+            self._asked([])  # until the name servers know the broker, which told them its topics when it came
+            queues = self._queues(topics, fresh=True)
+            lost = self._lost(topics, queues)
+            if not lost:
+                return queues
+            topic, queue_id = min(lost)
+            try:
+                words = f"{self._path}: the name servers do not know queue {queue_id} of {topic} now"
+                patience.wait(StoreUnavailableError(words))
+            except StoreUnavailableError:
+                self._deleted |= lost
+                return queues
+
+    def _lost(self, topics: Sequence[str], queues: list[Queue]) -> set[Queue]:
+        """The queues that were there before, and are not among those that the name servers know."""
+        self._deleted.difference_update(queues)
+        return {queue for queue in self._ends if queue[0] in topics}.difference(queues, self._deleted)
 
     def _max_offsets(self, queues: Sequence[Queue]) -> list[int]:
         requests = [(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id}) for topic, queue_id in queues]

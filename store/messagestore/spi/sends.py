@@ -14,6 +14,7 @@ Requests of different queues are under way together.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from messagestore.errors import BrokerError, ConfigError, MessageIllegalError, StoreError, StoreUnavailableError
+from messagestore.errors import (
+    BrokerError,
+    ConfigError,
+    MessageIllegalError,
+    StoreError,
+    StoreUnavailableError,
+    UnknownTopicError,
+)
 from messagestore.format.arrow_bytes import flat_index, numpy_of, unaligned
 from messagestore.format.layout import (
     MAGIC_V1,
@@ -34,7 +42,7 @@ from messagestore.format.layout import (
 )
 from messagestore.format.record_columns import Rows, decode, stamp_rows
 from messagestore.format.rows import Run
-from messagestore.remoting import Answer, Call, codes
+from messagestore.remoting import Answer, Call, Route, codes
 from messagestore.remoting.client import refused
 from messagestore.remoting.replicas import Patience
 from messagestore.spi.interface import Range
@@ -147,14 +155,17 @@ class Producer:
     def target(self, topic: str) -> Target:
         """The queues of a topic that may be written now, by the names of the brokers, and where they end.
 
+        Name servers forget a topic while its brokers are down, so it is waited for.
+
         Raises
         ------
         UnknownTopicError
-            No broker has the topic. A broker might create it (autoCreateTopicEnable), but it is not asked to.
+            No broker has the topic after `retryTimeout`. A broker might create it (autoCreateTopicEnable), but it is
+            not asked to.
         ConfigError
             No queue of the topic may be written.
         """
-        route = self._client.route(topic, fresh=True)
+        route = self._client.awaited_route(topic, self._has_masters)
         queues, why = [], []
         for name, data in sorted(route.queues.items()):
             broker = route.brokers.get(name)
@@ -175,6 +186,11 @@ class Producer:
                 value=topic,
             )
         return Target(queues, {queue: self._end(topic, queue) for queue in queues})
+
+    def _has_masters(self, route: Route) -> bool:
+        """Whether a broker of a route, and of this producer's location, has a master that is up."""
+        only = self._location.broker
+        return any(broker.master is not None for name, broker in route.brokers.items() if only in ("", name))
 
     def check_rights(self, topic: str, queues: Sequence[SendQueue]) -> None:
         """Refuse a topic that this client may not write, or not search, before a row is sent.
@@ -356,9 +372,12 @@ class Producer:
         }
 
     def _master(self, topic: str, name: str) -> str:
-        broker = self._client.route(topic).brokers.get(name)
+        broker = None
+        with contextlib.suppress(UnknownTopicError):  # all brokers that have it are down
+            broker = self._client.route(topic).brokers.get(name)
+            if broker is None or broker.master is None:
+                broker = self._client.route(topic, fresh=True).brokers.get(name)
         if broker is None or broker.master is None:
-            self._client.route(topic, fresh=True)
             raise StoreUnavailableError(
                 f"broker {name}: the name servers {';'.join(self._client.name_servers)} know no master of it with the "
                 f"topic {topic}. Is it down?"

@@ -40,15 +40,21 @@ class StoresByScheme:
 STORES: Stores = StoresByScheme()
 
 
-def brokers_of(location: Location, topics: Iterable[str] | None = None) -> dict[str, Location]:
+def brokers_of(location: Location, topics: Iterable[str] | None = None, *, waits: bool = False) -> dict[str, Location]:
     """The stores of a cluster, by the names of their brokers; with topics, those that have one of them.
+
+    Parameters
+    ----------
+    waits : bool
+        Wait for a topic that the name servers do not know, for as long as the location's `retry_timeout_s`: they
+        forget a topic while its brokers are down.
 
     Raises
     ------
     StoreUnavailableError
         No name server answers.
     """
-    parts: dict[str, Location] = _opener(location).parts(location, topics)
+    parts: dict[str, Location] = _opener(location).parts(location, topics, waits=waits)
     return parts
 
 

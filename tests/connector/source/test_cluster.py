@@ -15,12 +15,14 @@ from pyspark.sql.types import StructType
 import tls_files
 from fake_broker import Broker
 from messagestore import ConfigError, StoreUnavailableError, StoreWentBackwardsError, UnknownTopicError
+from messagestore.remoting import codes
+from messagestore.remoting.frames import Frame
 from messagestore.spi import STORES
 from pyspark_messagestore.options.table import source_options
 from pyspark_messagestore.source import cluster
 from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader
 from pyspark_messagestore.source.schema import Projection
-from remoting_peer import Peer
+from remoting_peer import Peer, answer
 from stream_steps import ALL, again
 
 ROW = Projection.of(StructType().add("brokerName", "string").add("queueId", "integer").add("queueOffset", "long"))
@@ -237,9 +239,59 @@ def test_progress_is_published_on_each_broker(two: Cluster) -> None:
 
 
 def test_an_unknown_topic_is_refused(two: Cluster) -> None:
-    reader = two.stream(subscribe="t,missing")
-    with pytest.raises(UnknownTopicError, match="No broker of rocketmq://"):
+    reader = two.stream(subscribe="t,missing", retryTimeout="300ms")
+    with pytest.raises(UnknownTopicError, match=r"No broker of rocketmq://.* has had it for 0\.3 s"):
         reader.initialOffset()
+
+
+class Forgetful:
+    """Brokers that the name server does not know until their topics were asked for some times, as after a kill."""
+
+    def __init__(self, forgotten: dict[str, int], *, brokers: bool) -> None:
+        self.forgotten, self.brokers = forgotten, brokers
+        self.asked = 0
+
+    def __call__(self, request: Frame) -> bytes | None:
+        left = self.forgotten.get("t", 0)
+        if request.code == codes.GET_BROKER_CLUSTER_INFO and self.brokers and left:
+            return answer(request, body=b'{"brokerAddrTable":{}}')
+        if request.code != codes.GET_ROUTEINFO_BY_TOPIC or not left:
+            return None
+        self.asked += 1
+        self.forgotten["t"] = left - 1
+        return answer(request, codes.TOPIC_NOT_EXIST)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("brokers", [True, False])
+def test_a_topic_that_no_name_server_knows_for_a_moment(two: Cluster, is_new: bool, brokers: bool) -> None:
+    """All brokers were killed, or the name server was started again: a query waits, whether it runs or begins."""
+    rows: list[Row] = []
+    start: Any = None
+    if not is_new:
+        reader = two.stream(startingOffsets="earliest")
+        rows, start = finished(two, reader, again(reader.initialOffset()))
+        two.put(4)
+    forgetful = two.a.fault = Forgetful({"t": 4}, brokers=brokers)
+    if is_new:
+        reader = two.stream(startingOffsets="earliest")
+        start = again(reader.initialOffset())
+    more, _ = finished(two, reader, start)
+    assert forgetful.asked == 4
+    once(rows + more, two.all())
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_topic_that_was_deleted_under_a_query(two: Cluster, restarted: bool) -> None:
+    """It is waited for, and the query then fails with a sentence that names it."""
+    reader = two.stream(startingOffsets="earliest", retryTimeout="300ms")
+    _, start = finished(two, reader, again(reader.initialOffset()))
+    if restarted:
+        reader = two.stream(startingOffsets="earliest", retryTimeout="300ms")
+    for broker in (two.a, two.b):
+        broker.queues.clear()
+    with pytest.raises(UnknownTopicError, match="topic 't' is not in the store"):
+        reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
 def test_a_topic_on_one_broker_only(two: Cluster) -> None:

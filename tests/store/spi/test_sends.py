@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from messagestore import MessageColumns, StoreConfig
+from fake_broker import NAME, Broker
+from messagestore import MessageColumns, StoreConfig, UnknownTopicError
 from messagestore.format.hosts import pack_host
 from messagestore.format.record_columns import Rows, encode
-from messagestore.spi import keys_and_crcs, sends
+from messagestore.remoting import codes
+from messagestore.remoting.frames import Frame
+from messagestore.spi import Location, Producer, SendQueue, keys_and_crcs, sends
+from remoting_peer import answer
 
 HOST = pack_host("127.0.0.1:10911")
 
@@ -68,3 +73,28 @@ def test_keys_and_crcs_are_those_of_the_records() -> None:
     assert found["unique_key"].to_pylist() == [f"{0:032X}", f"{1:032X}"]
     assert found["body_crc"].to_pylist() == [0x7A6C86F1 & 0x7FFFFFFF, 0]
     assert keys_and_crcs(None).num_rows == 0
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_producer_waits_for_a_topic_that_no_name_server_knows_for_a_moment(answers: int) -> None:
+    """Its brokers were killed, or the name server was started again. A topic that does not come is refused."""
+    broker = Broker()
+    broker.put("t", 0, b"x")
+    left = [answers]
+
+    def forgets(request: Frame) -> bytes | None:
+        if request.code != codes.GET_ROUTEINFO_BY_TOPIC or not left[0]:
+            return None
+        left[0] -= 1
+        return answer(request, codes.TOPIC_NOT_EXIST)
+
+    broker.fault = forgets
+    with broker.serve():
+        location = Location.of(f"rocketmq://{broker.address}").reached_by(retry_timeout_s=5.0)
+        with contextlib.closing(Producer(location, "group")) as producer:
+            assert producer.target("t").places == {(NAME, 0): 1}
+            left[0] = answers
+            assert producer.begin("t", SendQueue(NAME, 0)) == 0
+        impatient = contextlib.closing(Producer(location.reached_by(retry_timeout_s=0.3), "group"))
+        with impatient as producer, pytest.raises(UnknownTopicError, match="missing"):
+            producer.target("missing")
