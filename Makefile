@@ -9,6 +9,8 @@
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #                    (and 10,000 faults between Spark and a store on another host, however long they take)
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
+#   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
+#   make live-demo   Spark between two topics of two brokers, one of which is killed   make live-demo ARGS="--every 1"
 #   make interop-deep  random stores and histories, as many as it is told, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
@@ -34,7 +36,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo cluster-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels pins clean
+.PHONY: setup java xfs maven demo cluster-demo live live-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels pins clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -94,6 +96,11 @@ cluster-demo: setup java
 	  || true
 	$(BIN)/python examples/11_cluster/cluster_demo.py $(ARGS)
 
+# RocketMQ's own servers and clients, which Maven fetches; Spark is started as the tests start it.
+live-demo: setup
+	@$(MAKE) --no-print-directory maven
+	$(BIN)/python examples/12_live/live_demo.py $(ARGS)
+
 # Stores are made in memory where there is room: syncs cost nothing there (`make crash` cuts the power of real disks).
 # One process more than there are cores: some tests wait for processes of their own.
 # Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
@@ -114,6 +121,11 @@ test-deep: setup
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
+
+# A part of `interop`: brokers, name servers and clients of RocketMQ that run.
+live: setup
+	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the live tests are skipped' >&2
+	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_job.py $(ARGS)
 
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
