@@ -1,153 +1,107 @@
-"""Disturbs the connection between Spark and a store on another host, and that host's server.
+"""Disturbs the connection between Spark and a store on another host, that host, and Spark's driver.
 
 A fake Spark reads a topic through a server and writes it to another topic of the same store, in two micro-batches of two
 tasks each, with the connector's own source and sink. A proxy between them counts the bytes that pass. In each case one
 fault happens before one of these bytes, and Spark starts its query again on its checkpoint as often as it fails:
 
     delay, reset, close, half-open, blackhole      what `crash.proxy` does to one connection
-    kill       the server is killed with SIGKILL, and started again
-    stop       the server gets SIGSTOP, and goes on after its clients have given it up
-    drain      the server gets SIGTERM while it works, and is started again
+    kill, stop, drain, next release, far release, full disk, broker, another store, older copy
+                                                   what `crash.distant_hosts` does to the store's host
     new token, new certificate, expired certificate, wrong token      what `crash.rotations` does to the secrets
+    driver killed, zombie driver                   the driver's process gets SIGKILL, or SIGSTOP; a new one takes its
+                                                   place, and the one that was stopped goes on when that has ended
 
-Everything is encrypted, and each request has a token. At the end of each case, a reader on the store's host finds each row once, and in order.
+A query may fail only because of some of these, and then with the sentence of `SAID`; otherwise it waits. Everything is
+encrypted, and each request has a token. At the end of each case, a reader on the store's host finds each row once, and
+in order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.peers import ports
 
-from crash import proxy, rotations
+from crash import proxy
 from crash.counts import Counts, again
+from crash.distant_drivers import ANSWER_TIMEOUT_S, DistantDriver, DriverProcess
+from crash.distant_hosts import QUEUES, ROWS, Host
 from crash.judge import Verdict
+from crash.power import CannotMountError, loop_mount
 from crash.proxy import Fault, Proxy
-from crash.rotations import Secrets
-from messagestore import Message, MessageStore, StoreConfig
 from messagestore.inspect.verify import verify
 from messagestore.spi import connections
-from pyspark_messagestore.datasource import MessageStoreDataSource
-from spark_faults.fake_spark import Checkpoint, Driver, QueryFailedError
+from spark_faults.fake_spark import Checkpoint, QueryFailedError
 from spark_faults.ledger import visible
 from spark_faults.processes import Process, connect
 
 QUICK_CASES, DEEP_CASES = 500, 10_000
-ROWS, QUEUES, BATCH_ROWS = 120, 3, 60
-_SERVERS = {"kill": 5, "stop": 4, "drain": 3}
-_SECRETS = rotations.UNNOTICED | rotations.REFUSED
-_WEIGHTS = {**dict.fromkeys(proxy.KINDS, 8), **_SERVERS, **_SECRETS}
+CASES_OF_A_STORE = 250
+BATCH_ROWS = 60
+_HOSTS = {
+    "kill": 5,
+    "stop": 4,
+    "drain": 3,
+    "next release": 2,
+    "far release": 2,
+    "full disk": 3,
+    "broker": 3,
+    "another store": 2,
+    "older copy": 2,
+}
+_SECRETS = {"new token": 1, "new certificate": 1, "expired certificate": 1, "wrong token": 1}
+_DRIVERS = {"driver killed": 3, "zombie driver": 3}
+_WEIGHTS = {**dict.fromkeys(proxy.KINDS, 8), **_HOSTS, **_SECRETS, **_DRIVERS}
 """The faults, by how often they are drawn."""
-_ANSWER_TIMEOUT_S = 1.0
-"""How long the client waits here for a silent server; a user's waits for a minute."""
-_STOPPED_S = 1.5
-_START_S = 30.0
+
+SAID = {
+    "expired certificate": r"StoreUnavailableError: .*certificate is not trusted \(certificate has expired\)",
+    "wrong token": r"AccessDeniedError: .*does not know the token of the request\. Give a file with another one",
+    "far release": r"ProtocolError: the client speaks protocol 1-1, and this side 2-3\. .*upgrade the older side",
+    "full disk": r"StoreFullError: .*(no room for|but \d+ are free).*Make room",
+    "broker": r"StoreLockedError: .*locked by a RocketMQ broker.*Stop (it|that process)",
+    "another store": (
+        r"StoreWentBackwardsError: .*Use a new checkpoint for another store"
+        r"|NotAStoreError: .*found another store.*but the (write was planned for|driver planned to read) store"
+    ),
+    "older copy": (
+        r"LostBatchesError: .*"
+        r"|NotAStoreError: .*found another store.*but the (write was planned for|driver planned to read) store"
+    ),
+}
+"""What ends a query, and with which error; all others may not."""
+_WAITED, _GIVEN_UP = "120s", "2s"
+"""For how long a client waits for what comes back by itself, however busy this machine is; and for what does not."""
 _TURNS = 8
 """A query that has failed so often will never end."""
-_SMALL = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400)
+_DISK_SIZE = "2G"
 
 
-class Host:
-    """The store's host: its server, which is killed and started again at the same address.
+class Afar:
+    """A host, a proxy before it, and the cases that have been run.
 
     Parameters
     ----------
     folder : Path
+    disk : Path, optional
+        A folder on a file system of its own for the store. Without it, no disk is filled.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.root, self.log = folder / "store", folder / "serve.log"
-        self.port = ports.reserve()
-        (folder / "secrets").mkdir()
-        self.secrets = Secrets(folder / "secrets", self.port)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        """Start the server, and wait until it is ready."""
-        command = [sys.executable, "-m", "pyspark_messagestore.command", "serve", str(self.root)]
-        command += ["--listen", f"127.0.0.1:{self.port}", "--drain", "5s", *self.secrets.arguments]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-        until_s = time.monotonic() + _START_S
-        while True:
-            if rotations.ready(self.port):
-                return
-            ended = self._process.poll()
-            if ended is not None or time.monotonic() > until_s:
-                raise AssertionError(f"the server does not start ({ended}): {self.log.read_text()[-2000:]}")
-            time.sleep(0.02)
-
-    def act(self, kind: str) -> None:
-        """Do what a fault says; what takes time goes on in a thread."""
-        assert self._process is not None
-        if kind == "kill":
-            self._process.kill()
-            self._process.wait()
-            self._later(self.start)
-        elif kind == "drain":
-            self._process.send_signal(signal.SIGTERM)
-            self._later(self._again)
-        elif kind == "stop":
-            self._process.send_signal(signal.SIGSTOP)
-            self._later(self._go_on)
-        else:
-            self.secrets.act(kind)
-
-    def _later(self, call: object) -> None:
-        thread = threading.Thread(target=call, name="the store's host")  # type: ignore[arg-type]
-        thread.start()
-        self._threads.append(thread)
-
-    def _again(self) -> None:
-        assert self._process is not None
-        code = self._process.wait(_START_S)
-        assert code == 0, f"the server drained and ended with {code}: {self.log.read_text()[-2000:]}"
-        self.start()
-
-    def _go_on(self) -> None:
-        assert self._process is not None
-        time.sleep(_STOPPED_S)
-        self._process.send_signal(signal.SIGCONT)
-
-    def settle(self) -> None:
-        """Wait until what a fault began is over."""
-        while self._threads:
-            self._threads.pop().join()
-
-    def end(self) -> int:
-        """End the server in its own time; return its exit code."""
-        self.settle()
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(_START_S)
-
-
-class Afar:
-    """A host, a proxy before it, and the cases that have been run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.host = Host(folder)
+    def __init__(self, folder: Path, disk: Path | None = None) -> None:
+        self.folder = folder
+        self.host = Host(folder, disk or folder)
         self.tally: Counter[str] = Counter()
         self.passed: dict[str, list[int]] = {}
-        with MessageStore.open(self.host.root, _SMALL) as store:
-            store.create_topic("in", QUEUES)
-            for number in range(ROWS):
-                store.put_message(_row(number))
+        self._driver: DriverProcess | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -156,60 +110,141 @@ class Afar:
         try:
             with Proxy(("127.0.0.1", self.host.port), self._act) as self.proxy:
                 yield
-        finally:
-            code = self.host.end()
+        except BaseException:
+            self.host.kill()
+            raise
+        code = self.host.end()
         assert code == 0, f"the server ended with {code}"
 
     def _act(self, kind: str) -> None:
+        if kind in _DRIVERS:
+            assert self._driver is not None
+            self._driver.act(kind)
+            return
         self.host.act(kind)
         if kind in _SECRETS:
             self.proxy.cut()  # what was opened before keeps its certificate
 
     def case(self, number: int, fault: Fault | None, *, named: bool) -> Verdict:
         """Run the query of a case to its end, however often it fails; return what is wrong with its topic."""
-        topic, verdict = f"out-{number}", Verdict()
-        store = {"path": f"https://127.0.0.1:{self.proxy.port}", **self.host.secrets.options}
-        source = store | {
-            "subscribe": "in",
-            "startingOffsets": "earliest",
-            "maxOffsetsPerTrigger": str(BATCH_ROWS),
-        }
-        sink = store | {"topic": topic} | ({"txnAppId": f"app-{number}"} if named else {})
-        checkpoint = Checkpoint(f"{number:016x}")
-
-        failure: BaseException | None = None
+        kind = "" if fault is None else fault.kind
+        self.host.before(kind)
+        query = _Query(self, number, kind, named=named)
         self.proxy.plan(fault)
-        for _ in range(_TURNS):
-            driver = _Driver(checkpoint, source, sink, f"{number}/", lambda _kind: Process())
-            try:
-                if "idle" in driver.batches():
-                    break
-            except QueryFailedError as error:
-                failure = error.__cause__
-                self.tally[f"query failed with {type(failure).__name__}"] += 1
-                if fault is not None and fault.kind in rotations.UNNOTICED:
-                    verdict.misread.append(f"the query failed because of a {fault.kind}: {failure!r}")
-                self.host.secrets.heal()
-            finally:
-                driver.die()
+        if kind in _DRIVERS:
+            query.run_in_a_process()
         else:
-            verdict.misread.append(f"the query failed {_TURNS} times: {failure!r}")
+            query.run()
         self.tally["faults that happened"] += self.proxy.happened
         self.passed = self.proxy.passed
         self.proxy.plan(None)
         self.host.settle()
-        self.host.secrets.heal()
+        query.finish()
+        return query.verdict
 
-        _judge(visible(str(self.host.root), topic), f"{number}/", verdict)
-        return verdict
+    @contextlib.contextmanager
+    def driver(self, driver: DriverProcess) -> Iterator[DriverProcess]:
+        """The driver to which faults happen, until the block ends."""
+        self._driver = driver
+        try:
+            yield driver
+        finally:
+            self._driver = None
+            driver.end()
 
 
-class _Driver(Driver):
-    kind = MessageStoreDataSource
+class _Query:
+    """The query of one case.
 
+    Parameters
+    ----------
+    afar : Afar
+    number : int
+        Of the case.
+    kind : str
+        The fault; empty: none.
+    named : bool
+        Whether the sink has a `txnAppId`.
+    """
 
-def _row(number: int) -> Message:
-    return Message("in", f"{number % QUEUES}/{number}".encode(), queue_id=number % QUEUES)
+    def __init__(self, afar: Afar, number: int, kind: str, *, named: bool) -> None:
+        self._afar, self._kind, self._number = afar, kind, number
+        self.topic, self.label, self.verdict = f"out-{number}", f"{number}/", Verdict()
+        self._store_id = afar.host.store_id
+        self._checkpoint = Checkpoint(f"{number:016x}")
+        store = {"path": f"https://127.0.0.1:{afar.proxy.port}", **afar.host.secrets.options}
+        store["retryTimeout"] = _GIVEN_UP if kind == "expired certificate" else _WAITED
+        self._source = store | {
+            "subscribe": "in",
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": str(BATCH_ROWS),
+        }
+        self._sink = store | {"topic": self.topic} | ({"txnAppId": f"app-{number}"} if named else {})
+
+    def run(self) -> None:
+        """Start it until it has nothing more to do; what makes it fail is put right."""
+        failure: BaseException | None = None
+        for _ in range(_TURNS):
+            driver = DistantDriver(self._checkpoint, self._source, self._sink, self.label, lambda _kind: Process())
+            try:
+                if "idle" in driver.batches():
+                    return
+            except QueryFailedError as error:
+                failure = error.__cause__
+                self._failed(failure)
+            finally:
+                driver.die()
+        self.verdict.misread.append(f"the query failed {_TURNS} times: {failure!r}")
+
+    def run_in_a_process(self) -> None:
+        """Start it in a process to which the fault happens, and go on here, as a new driver on the same checkpoint."""
+        process = DriverProcess(self._afar.folder, self._checkpoint, self._source, self._sink, self.label)
+        with self._afar.driver(process):
+            self._checkpoint = process.wait()
+            self.run()
+            said = process.go_on()
+        if said:
+            self._afar.tally[f"{self._kind} ended with {said.partition('(')[0]}"] += 1
+            if not self._afar.proxy.happened:
+                self.verdict.misread.append(f"a driver to which nothing happened failed: {said}")
+
+    def _failed(self, failure: BaseException | None) -> None:
+        """Judge an error, put right what is wrong, and do with the checkpoint what the guide says."""
+        words = f"{type(failure).__name__}: {failure}"
+        self._afar.tally[f"{self._kind or 'nothing'}: query failed with {type(failure).__name__}"] += 1
+        if self._kind not in SAID:
+            self.verdict.misread.append(f"the query failed because of {self._kind or 'nothing'}: {words}")
+        elif not re.match(SAID[self._kind], words, re.DOTALL):
+            self.verdict.misread.append(f"the query did not say {SAID[self._kind]!r}, but: {words}")
+        self._afar.host.heal()
+        if self._kind == "older copy" and type(failure).__name__ == "LostBatchesError":
+            self._checkpoint.roll_back(len(self._checkpoint.offsets))
+        elif self._kind == "another store" and self._is_of_another_store:
+            self._checkpoint = Checkpoint(f"{self._number:015x}n")
+
+    @property
+    def _is_of_another_store(self) -> bool:
+        """Whether the checkpoint was begun while another store was there."""
+        return any(json.loads(offset)["storeId"] != self._store_id for offset in self._checkpoint.offsets.values())
+
+    def finish(self) -> None:
+        """Look at what was written."""
+        if self._kind == "another store" and self._is_of_another_store:  # it never met the store that was replaced
+            self._judge()
+            self._afar.host.heal()
+            if visible(str(self._afar.host.root), self.topic):
+                self.verdict.misread.append("rows of a query on another store are in the store")
+            return
+        self._afar.host.heal()
+        if self._kind == "older copy" and not visible(str(self._afar.host.root), self.topic):
+            self._checkpoint.commits.discard(
+                max(self._checkpoint.commits)
+            )  # all was done before: its next batch is refused
+            self.run()
+        self._judge()
+
+    def _judge(self) -> None:
+        _judge(visible(str(self._afar.host.root), self.topic), self.label, self.verdict)
 
 
 def _judge(queues: dict[int, list[bytes]], label: str, verdict: Verdict) -> None:
@@ -228,14 +263,14 @@ def _judge(queues: dict[int, list[bytes]], label: str, verdict: Verdict) -> None
             last[origin] = int(number)
 
 
-def chosen(passed: dict[str, list[int]], rng: random.Random) -> Fault:
-    """A fault before, inside or at the end of a message of a run without one."""
-    kinds, weights = zip(*_WEIGHTS.items(), strict=True)
+def chosen(passed: dict[str, list[int]], rng: random.Random, without: frozenset[str] = frozenset()) -> Fault:
+    """A fault before, inside or at the end of a message of a run without one; some kinds may be left out."""
+    weights = {kind: weight for kind, weight in _WEIGHTS.items() if kind not in without}
     direction = rng.choice((proxy.UP, proxy.DOWN))
     ends = [0, *passed[direction]]
     piece = rng.randrange(1, len(ends))
     at = rng.choice((ends[piece - 1], (ends[piece - 1] + ends[piece]) // 2, ends[piece] - 1))
-    return Fault(rng.choices(kinds, weights)[0], direction, at)
+    return Fault(rng.choices(tuple(weights), tuple(weights.values()))[0], direction, at)
 
 
 def run(_seconds: float, seed: int, quick: bool, *, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
@@ -249,18 +284,34 @@ def run(_seconds: float, seed: int, quick: bool, *, part: tuple[int, int] = (0, 
     counts = Counts()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="messagestore-afar-", dir=memory))
+    numbers = range(part[0], QUICK_CASES if quick else DEEP_CASES, part[1])
     try:
-        afar = Afar(folder)
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
             connect(patch)
-            patch.setattr(connections, "ANSWER_TIMEOUT_S", _ANSWER_TIMEOUT_S)
-            _cases(afar, counts, range(part[0], QUICK_CASES if quick else DEEP_CASES, part[1]), seed, case)
+            patch.setattr(connections, "ANSWER_TIMEOUT_S", ANSWER_TIMEOUT_S)
+            disk: Path | None = None
+            try:
+                disk = stack.enter_context(loop_mount("ext4", folder, _DISK_SIZE)).folder
+            except CannotMountError as error:
+                counts.notes.append(f"full disks of a store on another host: {error}")
+            for first in range(0, len(numbers), CASES_OF_A_STORE):
+                some = numbers[first : first + CASES_OF_A_STORE]
+                if case in ("", *map(str, some)):
+                    _cases(folder / str(first), disk, counts, some, seed, case)
     finally:
         shutil.rmtree(folder)
     return counts
 
 
-def _cases(afar: Afar, counts: Counts, numbers: range, seed: int, case: str) -> None:
+def _cases(folder: Path, disk: Path | None, counts: Counts, numbers: range, seed: int, case: str) -> None:
+    """Run some cases on a new store."""
+    folder.mkdir()
+    own = None if disk is None else disk / folder.name
+    if own is not None:
+        own.mkdir()
+    afar = Afar(folder, own)
+    without = frozenset(["full disk"] if own is None else [])
+
     with afar.running():
         counts.take("runs without a fault", afar.case(1_000_000, None, named=True), "no fault", again("afar", seed, ""))
         passed = afar.passed
@@ -268,7 +319,7 @@ def _cases(afar: Afar, counts: Counts, numbers: range, seed: int, case: str) -> 
         for number in numbers:
             if case not in ("", str(number)):
                 continue
-            fault = chosen(passed, random.Random(f"{seed} {number}"))
+            fault = chosen(passed, random.Random(f"{seed} {number}"), without)
             counts.take(
                 _class_of(fault.kind),
                 afar.case(number, fault, named=number % 3 > 0),
@@ -279,10 +330,16 @@ def _cases(afar: Afar, counts: Counts, numbers: range, seed: int, case: str) -> 
     report = verify(afar.host.root)
     if not report.ok:
         counts.fail(f"verify: {report.findings[:3]}", again("afar", seed, ""))
+    if left := afar.host.orphans():
+        counts.fail(f"after the sweep, the staging folder has {left[:3]}", again("afar", seed, ""))
     counts.cases.update(afar.tally)
+    for each in (folder, own):
+        if each is not None:
+            shutil.rmtree(each)
 
 
 def _class_of(kind: str) -> str:
-    if kind in _SERVERS:
-        return f"server: {kind}"
-    return f"secrets: {kind}" if kind in _SECRETS else f"connection: {kind}"
+    for of, kinds in (("host", _HOSTS), ("secrets", _SECRETS), ("driver", _DRIVERS)):
+        if kind in kinds:
+            return f"{of}: {kind}"
+    return f"connection: {kind}"

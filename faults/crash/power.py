@@ -128,15 +128,15 @@ def run_command(command: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def loop_mount(kind: str, folder: Path) -> Iterator[LoopDisk]:
-    size, make = FILE_SYSTEMS[kind]
+def loop_mount(kind: str, folder: Path, size: str = "") -> Iterator[LoopDisk]:
+    usual, make = FILE_SYSTEMS[kind]
     if os.geteuid() != 0:
         raise CannotMountError("needs root")
     if shutil.which(make[0], path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin") is None:
         raise CannotMountError(f"{make[0]} is not installed")
 
     image, mount = folder / f"{kind}.img", folder / kind
-    run_command(["truncate", "-s", size, str(image)])
+    run_command(["truncate", "-s", size or usual, str(image)])
     run_command(["env", f"PATH={os.environ.get('PATH', '')}:/sbin:/usr/sbin", *make, str(image)])
     mount.mkdir()
     disk = LoopDisk(kind, image, mount)

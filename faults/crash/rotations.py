@@ -18,11 +18,7 @@ from pathlib import Path
 
 from tls_files import certificate, expired, replace, token_line
 
-UNNOTICED = {"new token": 1, "new certificate": 1}
-"""What no query may notice; the numbers say how often each is drawn."""
-REFUSED = {"expired certificate": 1, "wrong token": 1}
-"""What ends a query until it is mended."""
-_SEEN_S = 30.0
+_SEEN_S = 120.0
 
 
 class Secrets:
@@ -75,6 +71,7 @@ class Secrets:
             self._trust(self._made[0])
         elif kind == "expired certificate":
             old = expired(*self._made)
+            self._trust(old)  # it is another certificate, and clients would say that they do not know it
             self._show(old, self._made[1])
             _until(lambda: self._shown() == _der(old))
         elif kind == "wrong token":
@@ -86,6 +83,7 @@ class Secrets:
         """Put right what made requests fail, if anything did."""
         replace(self._token, f"token-{self._token_number}")
         if self._cert.read_bytes() != Path(self._made[0]).read_bytes():
+            self._trust(self._made[0])
             self._show(*self._made)
             _until(lambda: self._shown() == _der(self._made[0]))
 

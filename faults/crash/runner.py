@@ -76,7 +76,7 @@ MODES = (
     Mode("deliveries", "crash.deliveries", 2, 0.05, "deliverers of delayed messages die, and a broker takes over"),
     Mode("halves", "crash.halves", 1, 0.05, "transactions interrupted by a kill or a power cut at every operation"),
     Mode("pipes", "crash.pipes", 2, 0.05, "consumers and pipes from topic to topic are killed, stopped and rebalanced"),
-    Mode("afar", "crash.afar", 2, 0.0, "faults between Spark and a store on another host, and of its server"),
+    Mode("afar", "crash.afar", 2, 0.0, "faults between Spark and a store on another host, of that host and of drivers"),
     Mode("model", "crash.model", 2, 0.2, "random histories of everything at once, beside a plain model"),
     Mode("mutants", "crash.mutants", 2, 0.0, "bugs planted in the store, each of which must be found"),
 )
