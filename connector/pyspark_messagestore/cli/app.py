@@ -250,7 +250,8 @@ def _reached(
         typer.Option(
             "--retry-timeout",
             metavar="DURATION",
-            help="With a URL: how long to try again if the server does not answer. The default is 30s.",
+            help="With a URL: how long to try again if the server does not answer. Without it: "
+            "MESSAGESTORE_RETRY_TIMEOUT, else 30s.",
             show_default=False,
         ),
     ] = None,

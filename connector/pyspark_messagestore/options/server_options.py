@@ -50,7 +50,7 @@ class ServerOptions:
         None,
         "With the URL of a served store, or rocketmq:// as path: how long a request is sent again if the server does "
         "not answer, or is busy or being restarted.",
-        shown="`30s`",
+        shown="`MESSAGESTORE_RETRY_TIMEOUT` of the driver's environment, else `30s`",
     )
 
     def located(self, path: Location) -> Location:

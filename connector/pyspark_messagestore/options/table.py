@@ -134,8 +134,8 @@ def _value(option: Option, given_texts: Mapping[str, tuple[str, str]]) -> Any:
     try:
         return option.kind.parse(text)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, ConfigError) and error.key == option.name:
-            raise  # its message says more than the one below
+        if isinstance(error, ConfigError) and (error.key == option.name or error.key.startswith("MESSAGESTORE_")):
+            raise  # its message says more than the one below, or it is about the environment and not about the option
         raise ConfigError(
             f"option {option.name}: found {text!r}; allowed is {option.kind.allowed}", key=option.name, value=text
         ) from None

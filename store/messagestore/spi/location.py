@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from messagestore.errors import ConfigError
+from messagestore.format.config import duration_s
 from messagestore.remoting.settings import host_and_port
 
 ROCKETMQ = "rocketmq"
@@ -29,6 +30,7 @@ _VARIABLES = {
     "key_file": "MESSAGESTORE_KEY_FILE",
     "credentials_file": "MESSAGESTORE_CREDENTIALS_FILE",
 }
+_RETRY_TIMEOUT = "MESSAGESTORE_RETRY_TIMEOUT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,20 @@ class RemoteSettings:
         """Settings, of which those that are None come from the environment of this process.
 
         A certificate and its key come from the same place.
+
+        Raises
+        ------
+        ConfigError
+            The environment has a time that is none.
         """
         values: dict[str, Any] = {name: os.environ.get(variable, "") for name, variable in _VARIABLES.items()}
         if files.get("cert_file") is not None:
             values["key_file"] = ""
         values |= {name: value for name, value in files.items() if value is not None}
-        return cls(**values, retry_timeout_s=cls().retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
+        if retry_timeout_s is None:
+            text = os.environ.get(_RETRY_TIMEOUT, "")
+            retry_timeout_s = duration_s(_RETRY_TIMEOUT, text) if text else cls().retry_timeout_s
+        return cls(**values, retry_timeout_s=retry_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

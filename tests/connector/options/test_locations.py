@@ -174,6 +174,20 @@ def test_without_options_the_environment_says_how_a_server_is_reached(
     assert served.opened[-1].settings.token_file == "TOKEN"
 
 
+def test_without_the_option_the_environment_says_how_long_a_server_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option comes first. A time that is none is refused, and not taken for the default."""
+    monkeypatch.setenv("MESSAGESTORE_RETRY_TIMEOUT", "5m")
+    given = {"path": URL, "subscribe": "t"}
+    assert Location.of(URL).settings.retry_timeout_s == 300.0
+    assert source_options(given).location.settings.retry_timeout_s == 300.0
+    assert source_options(given | {"retryTimeout": "2s"}).location.settings.retry_timeout_s == 2.0
+    monkeypatch.setenv("MESSAGESTORE_RETRY_TIMEOUT", "")
+    assert Location.of(URL).settings.retry_timeout_s == 30.0
+    monkeypatch.setenv("MESSAGESTORE_RETRY_TIMEOUT", "soon")
+    with pytest.raises(ConfigError, match="MESSAGESTORE_RETRY_TIMEOUT: found 'soon'; allowed is a duration"):
+        source_options(given)
+
+
 @pytest.mark.parametrize("option", SERVER)
 def test_options_about_a_server_do_not_go_with_a_folder(option: str, tmp_path: Path) -> None:
     given = {"path": str(tmp_path), option: SERVER[option]}
