@@ -15,15 +15,17 @@ import threading
 import time
 import typing
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from messagestore.errors import ProtocolError
-from messagestore.files.disk import Disk
+from messagestore.files.disk import Disk, File
 from messagestore.files.staging_files import sizes_of
 from messagestore.format.config import StoreConfig
 from messagestore.log.store_files import Paths
+from messagestore.serve.exchange import CutError
 from messagestore.spi.interface import StoreReader, StoreWriter
 from messagestore.spi.local import LocalReader, LocalWriter
 from messagestore.spi.wire.values import checked
@@ -84,9 +86,16 @@ class Hosted:
         return None if verb == "ends" and answer.token == token else answer
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[LocalReader]:
-        """A reader for one stream."""
-        with contextlib.closing(LocalReader(self.root, self.config)) as store:
+    def reading(self, is_gone: Callable[[], bool] | None = None) -> Iterator[LocalReader]:
+        """A reader for one stream.
+
+        Parameters
+        ----------
+        is_gone : function, optional
+            Whether nobody waits for what is read any more: then the next look at a file raises `CutError`.
+        """
+        disk = None if is_gone is None else _WatchedDisk(is_gone)
+        with contextlib.closing(LocalReader(self.root, self.config, disk=disk)) as store:
             yield store
 
     @contextlib.contextmanager
@@ -148,6 +157,36 @@ class Hosted:
             self._readers.clear()
         for reader in readers:
             reader.close()
+
+
+class _WatchedDisk(Disk):
+    """A disk that is read for a client, as long as it is there.
+
+    A report looks at each queue of the store, and at their files. It has no place of its own where it could ask.
+    """
+
+    def __init__(self, is_gone: Callable[[], bool]) -> None:
+        self._is_gone = is_gone
+
+    def _check(self) -> None:
+        if self._is_gone():
+            raise CutError("the client went away before its report was ready")
+
+    def open(self, path: str | Path, *, writable: bool = False) -> File:
+        self._check()
+        return super().open(path, writable=writable)
+
+    def pread(self, file: File, size: int, position: int) -> bytes:
+        self._check()
+        return super().pread(file, size, position)
+
+    def pread_into(self, file: File, buffer: memoryview, position: int) -> int:
+        self._check()
+        return super().pread_into(file, buffer, position)
+
+    def at_path(self, file: File) -> bool:
+        self._check()
+        return super().at_path(file)
 
 
 class _Reader:

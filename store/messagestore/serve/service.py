@@ -271,11 +271,17 @@ class _Request:
             self._end({"parts": count, "rows": row_count})
 
     def _report(self) -> None:
-        """Look through the store. Few do so at a time, since one caller could keep all processors busy otherwise."""
+        """Look through the store. Few do so at a time, since one caller could keep all processors busy otherwise, and
+        each ends with its client.
+        """
         with self.service.budget.stream() as room:
             arguments = bound(StoreReader, self.verb, self._body().get("arguments"))
             self._begin()
-            with self._signs_of_life() as gone, self.service.budget.report(gone.is_set), self.hosted.reading() as store:
+            with (
+                self._signs_of_life() as gone,
+                self.service.budget.report(gone.is_set),
+                self.hosted.reading(gone.is_set) as store,
+            ):
                 rows, faults = getattr(store, self.verb)(**arguments)
             room.take(len(rows) * _ROW_SIZE)
             for start in range(0, len(rows), _ROWS_IN_FRAME):

@@ -25,6 +25,7 @@ from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, Write, encode, store_host_of
 from messagestore.spi import remote as clients
+from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores
 from messagestore.spi.wire import frames, parts
@@ -327,6 +328,27 @@ def test_reports_wait_for_their_turn_and_show_that_they_are_alive(server: Server
     asking.join()
     assert [row["topic"] for row in rows] == ["t"]
     until(lambda: (budget.streams, budget.reports, budget.memory) == (0, 0, 0))
+
+
+def test_a_report_whose_client_has_left_stops(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """It would go on to the end of a large store, and keep one of the few turns."""
+    monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.05)
+    offsets, rounds = LocalReader.offsets, []
+
+    def endless(store: LocalReader, *arguments: Any, **options: Any) -> Any:
+        while True:
+            rounds.append(offsets(store, *arguments, **options))
+
+    monkeypatch.setattr(LocalReader, "offsets", endless)
+    budget = server.service.budget
+    sock = connected(server)
+    body = b'{"arguments": {"topics": ["t"]}}'
+    sock.sendall(f"POST /v1/offsets HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    until(lambda: b"alive" in sock.recv(4096))
+    until(lambda: len(rounds) > 2)
+    assert (budget.streams, budget.reports) == (1, 1)
+    sock.close()
+    until(lambda: (budget.streams, budget.reports) == (0, 0))
 
 
 def commit_of(server: Server, stores: RemoteStores, planned: PlannedWrite | None) -> Callable[[], Any]:
