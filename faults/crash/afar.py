@@ -70,11 +70,12 @@ SAID = {
     "full disk": r"StoreFullError: .*(no room for|but \d+ are free).*Make room",
     "broker": r"StoreLockedError: .*locked by a RocketMQ broker.*Stop (it|that process)",
     "another store": (
-        r"StoreWentBackwardsError: .*Use a new checkpoint for another store"
+        r"StoreWentBackwardsError: .*(Use a new checkpoint for another store|found store .* in place of store)"
         r"|NotAStoreError: .*found another store.*but the (write was planned for|driver planned to read) store"
     ),
     "older copy": (
         r"LostBatchesError: .*"
+        r"|StoreWentBackwardsError: .*found store .* in place of store"
         r"|NotAStoreError: .*found another store.*but the (write was planned for|driver planned to read) store"
     ),
 }

@@ -79,7 +79,8 @@ class Host:
         command = [sys.executable, "-m", *module, "serve", str(self.root), "--listen", f"127.0.0.1:{self.port}"]
         command += ["--drain", "5s", "--store-config", str(self.folder / "store.properties"), *self.secrets.arguments]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
         until_s = time.monotonic() + _START_S
         while True:
@@ -87,7 +88,7 @@ class Host:
                 return
             ended = self._process.poll()
             if ended is not None or time.monotonic() > until_s:
-                raise AssertionError(f"the server does not start ({ended}): {self.log.read_text()[-2000:]}")
+                raise AssertionError(f"the server does not start ({ended}): {self.log.read_text()[-8000:]}")
             time.sleep(0.02)
 
     # ---- faults
@@ -135,10 +136,18 @@ class Host:
         self._threads.append(thread)
 
     def _again(self) -> None:
-        assert self._process is not None
-        code = self._process.wait(_START_S)
-        assert code == 0, f"the server drained and ended with {code}: {self.log.read_text()[-2000:]}"
+        code = self._ended()
+        assert code == 0, f"the server drained and ended with {code}: {self.log.read_text()[-8000:]}"
         self.start()
+
+    def _ended(self) -> int:
+        """The exit code of a server that ends in its own time; if it does not, it is killed and says where it was."""
+        assert self._process is not None
+        try:
+            return self._process.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGABRT)
+            return self._process.wait(_START_S)
 
     def _go_on(self) -> None:
         time.sleep(_STOPPED_S)
@@ -204,9 +213,8 @@ class Host:
     def end(self) -> int:
         """End the server in its own time; return its exit code."""
         self.heal()
-        assert self._process is not None
         self._signal(signal.SIGTERM)
-        return self._process.wait(_START_S)
+        return self._ended()
 
     def orphans(self) -> list[str]:
         """What is left of staged files after they have been swept."""

@@ -27,7 +27,7 @@ from messagestore.format.config import StoreConfig
 from messagestore.log.store_files import Paths
 from messagestore.serve.exchange import CutError
 from messagestore.spi.interface import StoreReader, StoreWriter
-from messagestore.spi.local import LocalReader, LocalWriter
+from messagestore.spi.local import LocalReader, LocalWriter, replaced
 from messagestore.spi.wire.values import checked
 
 READS = (
@@ -72,16 +72,30 @@ class Hosted:
 
     # ---- reading
 
-    def read(self, reader_id: str, verb: str, arguments: Any) -> Any:
+    def read(self, reader_id: str, verb: str, arguments: Any, store_id: str = "") -> Any:
         """The answer of a verb in `READS`, or of `publish_progress`.
 
         `ends` has the token of the caller's last answer in place of that answer, and None as the result if nothing has
         changed since.
+
+        Parameters
+        ----------
+        reader_id, verb, arguments
+            Of the request.
+        store_id : str
+            The store that the client reads; empty: it does not know yet.
+
+        Raises
+        ------
+        StoreWentBackwardsError
+            This server, which may have been started since the client's last request, serves another store.
         """
         if verb == "ends" and isinstance(arguments, dict):
             token = checked(arguments.pop("token", ""), str, "ends.token")
         checked_arguments = bound(StoreReader, verb, arguments)
         with self._reader(reader_id) as reader:
+            if store_id and reader.store.store_id != store_id:
+                raise replaced(self.root, store_id, reader.store.store_id)
             answer = getattr(reader.store, verb)(**checked_arguments)
         return None if verb == "ends" and answer.token == token else answer
 

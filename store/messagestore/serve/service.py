@@ -224,7 +224,9 @@ class _Request:
 
     def _read(self) -> None:
         body = self._body()
-        self._value(self.hosted.read(_reader_id(body), self.verb.removeprefix("reader/"), body.get("arguments")))
+        store_id = values.checked(body.get("store", ""), str, f"{self.verb}.store")
+        verb = self.verb.removeprefix("reader/")
+        self._value(self.hosted.read(_reader_id(body), verb, body.get("arguments"), store_id))
 
     def _close_reader(self) -> None:
         self.hosted.forget(_reader_id(self._body()))

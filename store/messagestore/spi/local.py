@@ -154,6 +154,11 @@ class LocalReader:
         self._followed: dict[tuple[tuple[str, ...], bool], _Followed] = {}
         """What callers ask about, with what was asked last at the end."""
 
+    @property
+    def store_id(self) -> str:
+        """The id of the store; empty if it has none yet."""
+        return self._view.store_id
+
     def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
         """Which store this is."""
         view, wanted = self._view, None if topics is None else tuple(topics)
@@ -201,11 +206,7 @@ class LocalReader:
         view = StoreView(self._path, self._config, self._disk)
         if self._view.store_id and view.store_id != self._view.store_id:
             view.close()
-            raise StoreWentBackwardsError(
-                f"{self._path}: found store {view.store_id or 'without an id'} in place of store "
-                f"{self._view.store_id}, which this query reads. Put that store back, or start a new query with a new "
-                f"checkpoint"
-            )
+            raise replaced(self._path, self._view.store_id, view.store_id)
         self._view.close()
         self._view = view
         self._followed.clear()
@@ -447,6 +448,14 @@ class _Followed:
             instance=self._instance,
         )
         return before if ends == before else replace(ends, serial=next(self._serials))
+
+
+def replaced(path: str, store_id: str, other_id: str) -> StoreWentBackwardsError:
+    """The error for a reader that finds another store at its path."""
+    return StoreWentBackwardsError(
+        f"{path}: found store {other_id or 'without an id'} in place of store {store_id}, which this query reads. Put "
+        f"that store back, or start a new query with a new checkpoint"
+    )
 
 
 def planned_elsewhere(path: Location | str, store_id: str, other: str) -> NotAStoreError:

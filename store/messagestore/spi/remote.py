@@ -115,11 +115,13 @@ class RemoteReader:
         self._asked: tuple[tuple[str, ...], bool] = ((), False)
         self._looked_s = 0.0
         self._closed = False
-        self._ask("describe")
+        self._store_id = ""
+        self._store_id = self.describe().store_id
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
         self._check_open()
-        return self._link.call(f"reader/{verb}", {"reader": self._id, "arguments": arguments})
+        body = {"reader": self._id, "arguments": arguments, "store": self._store_id}
+        return self._link.call(f"reader/{verb}", body)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -151,6 +153,7 @@ class RemoteReader:
         if ends is None:
             raise ProtocolError(f"{self._link.url}: ends: nothing has changed since no answer")
         self._ends, self._asked, self._looked_s = ends, question, now_s
+        self._store_id = self._store_id or ends.store_id
         return ends
 
     def await_change(self, timeout_s: float) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.peers import ports
 
 from crash.proxy import DOWN, Fault, Proxy
-from messagestore import BatchRequest, CommitUnknownError, ProtocolError, StoreUnavailableError
+from messagestore import BatchRequest, CommitUnknownError, ProtocolError, StoreUnavailableError, StoreWentBackwardsError
 from messagestore.serve import server as serving
 from messagestore.serve import service as services
 from messagestore.serve.hosted import Hosted
@@ -285,6 +286,32 @@ def test_a_gather_goes_on_where_it_was_cut(server: Server, monkeypatch: pytest.M
     ]
     assert found == [(each.queue_id, number) for each in ranges for number in range(each.start, each.end)]
     assert len(cuts) == 5
+
+
+def test_a_reader_does_not_go_on_with_another_store(tmp_path: Path):
+    """A stream would make an offset of what two stores say, which neither of them accepts any more."""
+    port = ports.reserve()
+    hosts = [Hosted(str(filled(tmp_path / name, 10)), SMALL) for name in ("store", "other")]
+    first = Server(Service(hosts[0]), port=port)
+    first.start()
+    reader = settings().reader(f"http://127.0.0.1:{port}")
+    last = reader.prove_last(0, 100)
+    first.stop()
+    second = Server(Service(hosts[1]), port=port)
+    second.start()
+    for ask in (
+        lambda: reader.prove_last(0, 100),
+        lambda: reader.ends(["t"]),
+        lambda: reader.publish_progress("g", {}),
+    ):
+        with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ in place of store \w+, which this query"):
+            ask()
+    second.stop()
+    third = Server(Service(hosts[0]), port=port)
+    third.start()
+    assert reader.prove_last(0, 100) == last
+    reader.close()
+    third.stop()
 
 
 def test_a_report_that_is_cut_is_asked_for_again(server: Server, monkeypatch: pytest.MonkeyPatch):
