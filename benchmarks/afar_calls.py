@@ -2,6 +2,7 @@
 
 commit      stage and commit ten rows
 ends        what an idle stream asks ninety times a second: the first time in 50 ms, and again
+endpoint    the processor time of both sides for a row that is gathered, or staged and committed
 memory      the server's, idle and with 64 readers that take the first part of a read and stop
 """
 
@@ -21,6 +22,8 @@ from messagestore.spi.remote import RemoteStores
 COMMITS = 200
 ASKED = 200
 STOPPED = 64
+_MEASURED = 5
+"""So often are a store's rows read and written for the processor time of a row."""
 
 
 def run(settings: Settings) -> None:
@@ -45,6 +48,13 @@ def run(settings: Settings) -> None:
                 first_us, again_us = _ends_us(stores, path)
                 rounds.add(f"afar.ends.first.{name}", first_us)
                 rounds.add(f"afar.ends.again.{name}", again_us)
+                rounds.add(f"afar.gather.{name}", _gather_ns(stores, path, pid, settings))
+                rounds.add(f"afar.stage.{name}", _stage_ns(stores, path, pid, f"rows-{name}-{number}", settings))
+            for what in ("gather", "stage"):
+                rounds.add(
+                    f"afar.endpoint.{what}",
+                    rounds.values[f"afar.{what}.http"][-1] - rounds.values[f"afar.{what}.local"][-1],
+                )
             rounds.add("afar.memory.stopped", _stopped(url, pid, settings.rows))
 
     rounds.report("afar.commit.local", "ms", lower_is_better=True)
@@ -53,6 +63,10 @@ def run(settings: Settings) -> None:
         rounds.report(f"afar.ends.{when}.local", "us", lower_is_better=True)
         goal = 2000.0 if when == "first" else 20.0
         rounds.report(f"afar.ends.{when}.http", "us", floor=f"afar.ends.{when}.local", goal=goal, lower_is_better=True)
+    for what, goal in (("gather", 110.0), ("stage", 120.0)):
+        rounds.report(f"afar.{what}.local", "ns/row", lower_is_better=True)
+        rounds.report(f"afar.{what}.http", "ns/row", floor=f"afar.{what}.local", lower_is_better=True)
+        rounds.report(f"afar.endpoint.{what}", "ns/row", goal=goal, lower_is_better=True)
     rounds.report("afar.memory.idle", "MB", goal=150.0, lower_is_better=True)
     rounds.report("afar.memory.stopped", "MB", goal=450.0, lower_is_better=True)
 
@@ -85,6 +99,37 @@ def _ends_us(stores: Stores, path: str) -> tuple[float, float]:
                 known = reader.ends([TOPIC], known)
                 taken.append(time.perf_counter() - begin_s)
     return 1e6 * min(first_s), 1e6 * min(again_s)
+
+
+def _gather_ns(stores: Stores, path: str, pid: int, settings: Settings) -> float:
+    """The processor time of this process and of the server for each row of a read, as a source task reads."""
+    ranges = [Range(TOPIC, queue_id, 0, settings.rows // QUEUE_COUNT) for queue_id in range(QUEUE_COUNT)]
+    with closing(stores.reader(path)) as reader:
+        count, begin_ns = 0, _cpu_ns(pid)
+        while count < _MEASURED * settings.rows:
+            count += sum(len(part.sizes) for part in reader.gather(ranges))
+        return (_cpu_ns(pid) - begin_ns) / count
+
+
+def _stage_ns(stores: Stores, path: str, pid: int, app: str, settings: Settings) -> float:
+    """The same for rows that are encoded already, and are staged and committed."""
+    writer = stores.writer(path, StoreConfig(), staging_ttl_s=3600.0)
+    found = writer.prepare()
+    messages, host = MessageColumns.from_arrow(table(settings.rows), topic=TOPIC), store_host_of(found.config)
+    rows = encode(messages, limits=found.config, store_host=host, born_host=host)
+    begin_ns = _cpu_ns(pid)
+    for version in range(_MEASURED):
+        with writer.stage(Write(driver_token(), app, version), found.store_id) as staging:
+            staging.write(rows)
+            file = staging.finish()
+        writer.commit([file], BatchRequest(app_id=app, version=version), found.store_id)
+    return (_cpu_ns(pid) - begin_ns) / (_MEASURED * settings.rows)
+
+
+def _cpu_ns(pid: int) -> int:
+    """The processor time of this process and of all threads of another one."""
+    threads = Path("/proc", str(pid), "task").glob("*/schedstat")
+    return time.process_time_ns() + sum(int(thread.read_text().split()[0]) for thread in threads)
 
 
 def _stopped(url: str, pid: int, rows: int) -> float:
