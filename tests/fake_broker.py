@@ -72,6 +72,14 @@ class Broker:
         if request.code == codes.UPDATE_CONSUMER_OFFSET:
             self.groups[fields["consumerGroup"], *queue] = int(fields["commitOffset"])
             return answer(request)
+        if request.code == codes.QUERY_CONSUMER_OFFSET:
+            offset = self.groups.get((fields["consumerGroup"], *queue))
+            if offset is None:
+                return answer(request, codes.QUERY_NOT_FOUND)
+            return answer(request, fields={"offset": str(offset)})
+        if request.code == codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            names = {topic for broker in (self, *self.others) for topic, _ in broker.queues}
+            return answer(request, body=json.dumps({"topicList": sorted(names)}).encode())
         if request.code == codes.GET_BROKER_CLUSTER_INFO:
             rows = {broker.name: broker.row() for broker in (self, *self.others)}
             return answer(request, body=json.dumps({"brokerAddrTable": rows}).encode())

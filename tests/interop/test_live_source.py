@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -250,7 +251,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
-def test_get_and_tail_of_a_broker(memory: Path, names: NameServer) -> None:
+def test_the_command_line_asks_a_broker(memory: Path, names: NameServer) -> None:
     with broker(NEWEST, memory, names) as a:
         create_topic(names, [a], "t")
         put(names, "t", bodies("x", 6))
@@ -259,6 +260,15 @@ def test_get_and_tail_of_a_broker(memory: Path, names: NameServer) -> None:
         assert shown.returncode == 0, shown.stderr
         assert shown.stdout.count('"queueOffset"') == 6
         assert "x 5" in run("tail", path, "t", "--count", "3").stdout
+        rows = [json.loads(line) for line in run("offsets", path, "t", "--json").stdout.splitlines()]
+        assert [(row["queueId"], row["minOffset"], row["maxOffset"]) for row in rows] == [(0, 0, 3), (1, 0, 3)]
+        topics = [json.loads(line) for line in run("topics", path, "--json").stdout.splitlines()]
+        assert [row["messages"] for row in topics if row["topic"] == "t"] == [6]
+        assert Query(names, consumerGroup="spark", maxOffsetsPerTrigger="4").run() == 6
+        put(names, "t", bodies("y", 3))
+        behind = [json.loads(line) for line in run("lag", path, "--group", "spark", "--json").stdout.splitlines()]
+        assert sum(row["lag"] for row in behind) > 0
+        assert all(row["lag"] == row["maxOffset"] - row["committedOffset"] for row in behind)
         refused = run("verify", path)
         assert refused.returncode != 0
         assert "needs the store's files" in refused.stderr

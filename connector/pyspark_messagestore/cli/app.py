@@ -184,6 +184,14 @@ def path_of(root: str) -> str:
     """
     if root.startswith("file:"):
         return _below_folders(urllib.parse.unquote(urllib.parse.urlparse(root).path))
+    if root.startswith("rocketmq:"):
+        raise ConfigError(
+            f"{root}: found the address of RocketMQ's brokers; allowed is the path of a folder on this machine, "
+            f"because this command needs the store's files. Brokers that run can be asked by get, tail, topics, "
+            f"offsets and lag; for the rest use RocketMQ's mqadmin, such as `mqadmin queryMsgByKey` to find messages",
+            key="ROOT",
+            value=root,
+        )
     if re.match(r"[A-Za-z][\w+.-]*:", root):
         raise ConfigError(
             f"{root}: found a URL; allowed is the path of a folder on this machine, because this command needs the "

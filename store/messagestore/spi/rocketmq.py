@@ -31,6 +31,7 @@ from messagestore.errors import (
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.message import is_ordinary_topic
+from messagestore.log.remembered import corrected
 from messagestore.remoting import Answer, Client, RemotingSettings, Route, codes
 from messagestore.remoting.replicas import Replicas, Request
 from messagestore.spi.interface import (
@@ -522,21 +523,120 @@ class RocketMQReader:
             if answer.code == codes.SUCCESS
         }
 
+    # ---- reports
+
     def view(self, name: str) -> Report:
-        """Refuse: views are of a store's files."""
-        _cannot(self._location, f"shows the view {name}")
+        """The view "topics", of what name servers and the broker say. Other views are of a store's files: refused."""
+        if name != "topics":
+            _cannot(self._location, f"shows the view {name}")
+        names = sorted(self._names())
+        queues = self._queues(names)
+        counts = dict.fromkeys(names, 0)
+        begins = self.begins(queues)
+        for (topic, queue_id), end in zip(queues, self._max_offsets(queues), strict=True):
+            counts[topic] += max(0, end - begins[topic, queue_id])
 
-    def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:  # noqa: ARG002
-        """Refuse: reports are of a store's files."""
-        _cannot(self._location, "reports how far queues reach")
+        rows = []
+        for topic in names:
+            data = _route(self._client, topic).queues.get(self._name)
+            if data is not None:
+                rows.append(
+                    {
+                        "topic": topic,
+                        "writeQueueNums": data.write_queue_nums,
+                        "readQueueNums": data.read_queue_nums,
+                        "perm": data.perm,
+                        "order": None,  # name servers do not say
+                        "topicFilterType": None,
+                        "topicSysFlag": data.topic_sys_flag,
+                        "attributes": None,
+                        "queues": data.read_queue_nums,
+                        "messages": counts[topic],
+                    }
+                )
+        return rows, []
 
-    def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:  # noqa: ARG002
-        """Refuse: reports are of a store's files."""
-        _cannot(self._location, "reports how far a reader is behind")
+    def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:
+        """How far the queues of some topics reach, and where they were at a time."""
+        queues = self._known_queues(topics)
+        begins, ends = self.begins(queues), dict(zip(queues, self._max_offsets(queues), strict=True))
+        rows: list[dict[str, Any]] = [
+            {
+                "topic": topic,
+                "queueId": queue_id,
+                "minOffset": begins[topic, queue_id],
+                "maxOffset": end,
+                "messages": end - begins[topic, queue_id],
+            }
+            for (topic, queue_id), end in ends.items()
+        ]
+        if at_ms is not None:
+            found = self.seek(dict.fromkeys(queues, at_ms - 1))
+            times_ms = self._store_times(found)
+            for queue, row in zip(queues, rows, strict=True):
+                row |= {"offset": found[queue], "storeTimestamp": times_ms.get(queue)}
+        return rows, []
+
+    def _known_queues(self, topics: Iterable[str]) -> list[Queue]:
+        """The queues of some topics; of all ordinary ones without a name."""
+        names = list(dict.fromkeys(topics))
+        for topic in names:
+            if self._name not in _route(self._client, topic).queues:
+                raise UnknownTopicError(topic, self.describe().queue_counts)
+        return self._queues(names or sorted(self._names()))
+
+    def _store_times(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        """When some messages were stored, without those that are not there."""
+        messages = self._messages(offsets)
+        return {queue: int(record.store_timestamps_ms[0]) for queue, record in messages.items()}
+
+    def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:
+        """How far a reader is behind the end of each queue.
+
+        `lagBytes` is an estimate from the first messages of each queue's lag: consumers cannot ask for sizes.
+        """
+        queues = sorted({*self._queues({*topics, *(topic for topic, _ in offsets)}), *offsets})
+        begins, ends = self.begins(queues), dict(zip(queues, self._max_offsets(queues), strict=True))
+        places = {queue: corrected(offsets.get(queue, 0), begins[queue], ends[queue]) for queue in queues}
+        firsts = {queue: max(place, begins[queue]) for queue, place in places.items()}
+        behind = [Range(*queue, first, ends[queue]) for queue, first in firsts.items() if first < ends[queue]]
+        sizes = {
+            (span.topic, span.queue_id): round(mean * span.count)
+            for span, mean in zip(behind, self.mean_sizes(behind), strict=True)
+        }
+        times_ms = self._store_times({(span.topic, span.queue_id): span.start for span in behind})
+
+        rows, faults = list[dict[str, Any]](), list[str]()
+        for queue in queues:
+            (topic, queue_id), offset, low, high = queue, offsets.get(queue), begins[queue], ends[queue]
+            if offset is not None and offset > high:
+                faults.append(
+                    f"{topic}/{queue_id}: the reader is at {offset}, but the queue ends at {high}: the topic was "
+                    f"deleted, or the broker lost messages. The lag counts from {places[queue]}"
+                )
+            elif offset is not None and places[queue] < low:
+                faults.append(
+                    f"{topic}/{queue_id}: retention has deleted {low - places[queue]} messages that were not read"
+                )
+            rows.append(
+                {
+                    "topic": topic,
+                    "queueId": queue_id,
+                    "committedOffset": offset,
+                    "minOffset": low,
+                    "maxOffset": high,
+                    "lag": high - (firsts[queue] if offset is None else places[queue]),
+                    "beyond": max((offset or 0) - high, 0),
+                    "lagBytes": sizes.get(queue, 0),
+                    "oldestUnread": times_ms.get(queue),
+                }
+            )
+        return rows, faults
 
     def group_lag(self, group: str) -> Report:
-        """Refuse: reports are of a store's files."""
-        _cannot(self._location, f"reports how far group {group} is behind")
+        """How far a consumer group is behind in the topics of which it has read a queue."""
+        offsets = self.published_progress(group)
+        return self.lag(offsets) if offsets else ([], [])
 
     def close(self) -> None:
         """Close all connections."""

@@ -16,6 +16,7 @@ from messagestore import (
     StoreConfig,
     StoreUnavailableError,
     StoreWentBackwardsError,
+    UnknownTopicError,
 )
 from messagestore.remoting import codes
 from messagestore.remoting.frames import Frame
@@ -400,13 +401,42 @@ def test_what_is_no_address_of_brokers(text: str) -> None:
         Location.of(text)
 
 
-def test_reports_about_the_files_of_a_store_are_refused(store: StoreReader) -> None:
+def test_a_view_of_the_files_of_a_store_is_refused(store: StoreReader) -> None:
     """In words, and not as a method that is missing."""
-    for ask in (
-        lambda: store.view("status"),
-        lambda: store.offsets(["t"]),
-        lambda: store.lag({("t", 0): 3}),
-        lambda: store.group_lag("g"),
-    ):
-        with pytest.raises(ConfigError, match=r"nothing here .* there\. Give the folder of a store"):
-            ask()
+    with pytest.raises(ConfigError, match=r"nothing here shows the view status there\. Give the folder of a store"):
+        store.view("status")
+
+
+def test_how_far_the_queues_of_a_broker_reach(broker: Broker, store: StoreReader) -> None:
+    broker.begins["t", 0] = 30
+    rows, faults = store.offsets(["t"], 1_700_000_000_000 + 10 * 50)
+    assert faults == []
+    assert [tuple(row.values()) for row in rows] == [
+        ("t", 0, 30, 200, 170, 150, 1_700_000_000_500),
+        ("t", 1, 0, 1, 1, 1, None),
+    ]
+    with pytest.raises(UnknownTopicError, match="'missing' is not in the store"):
+        store.offsets(["missing"])
+    ((topic,), _) = store.view("topics")
+    assert (topic["topic"], topic["queues"], topic["perm"], topic["messages"]) == ("t", 2, 6, 171)
+
+
+def test_how_far_a_reader_of_a_broker_is_behind(broker: Broker, store: StoreReader) -> None:
+    """One that is in the middle, one whose messages retention has deleted, and one that is behind the end."""
+    store.publish_progress("g", {QUEUE: 120})
+    rows, faults = store.group_lag("g")
+    size = len(broker.queues[QUEUE][150])
+    assert [(row["queueId"], row["committedOffset"], row["lag"], row["lagBytes"]) for row in rows] == [
+        (0, 120, 80, 80 * size),
+        (1, None, 1, len(broker.queues["t", 1][0])),
+    ]
+    assert rows[0]["oldestUnread"] == 1_700_000_000_000 + 10 * 40
+    assert faults == []
+    assert store.group_lag("nobody") == ([], [])
+
+    broker.begins[QUEUE] = 130
+    rows, faults = store.lag({QUEUE: 120})
+    assert rows[0]["lag"] == 80 and faults == ["t/0: retention has deleted 10 messages that were not read"]
+    rows, (fault,) = store.lag({QUEUE: 300})
+    assert rows[0]["beyond"] == 100
+    assert fault.startswith("t/0: the reader is at 300, but the queue ends at 200")

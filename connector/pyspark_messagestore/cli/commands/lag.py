@@ -103,7 +103,11 @@ def _of_checkpoint(root: Location, folder: str) -> tuple[list[dict[str, Any]], l
 
 def _sources(store: StoreReader, root: Location, folder: str, batch: Batch) -> dict[int, StreamOffset]:
     """The sources of a query that read the store, by their numbers."""
-    ours = {i: offset for i, fields in enumerate(batch.offsets) if (offset := stream_offset(fields)) is not None}
+    fields_of = dict(enumerate(batch.offsets))
+    if root.is_cluster:  # a query of a whole cluster has an offset for each broker
+        name = store.broker_name()
+        fields_of = {i: (fields or {}).get("brokers", {}).get(name, fields) for i, fields in fields_of.items()}
+    ours = {i: offset for i, fields in fields_of.items() if (offset := stream_offset(fields)) is not None}
     here = store.describe([])
     store_ids = {here.store_id, *here.ancestors, ""}
     of_store = {source: offset for source, offset in ours.items() if offset.store_id in store_ids}
