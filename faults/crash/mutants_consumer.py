@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
@@ -177,6 +180,26 @@ def deleted_while_pending(root: Path, verdict: Verdict) -> None:
     expect(verdict, root, 6)
 
 
+def deleted_on_a_full_disk(root: Path, verdict: Verdict) -> None:
+    """The table has no room, so the progress is pending, and retention takes what it can."""
+    config = SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=2048)
+    shutil.rmtree(root)
+    pipes.fill(root, config, queues=1, count=6)
+
+    def no_room(table: ConsumerOffsets) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), table.path)
+
+    with MessageStore.open(root, config) as store:
+        append(store, {pipes.GROUP: {_QUEUE: 3}})  # the table says from now on which records are pending
+        with mock.patch.object(ConsumerOffsets, "save", no_room):
+            append(store, {pipes.GROUP: {_QUEUE: 6}})
+            while store.writer.end.physical_offset < 3 * 4096:
+                store.put_message(Message("fill", b"." * 500, queue_id=0))
+            store.flush()
+            store.delete_expired_files(at_once=True)
+    expect(verdict, root, 6)
+
+
 def taken_away(root: Path, verdict: Verdict) -> None:
     with Consumer(root, pipes.GROUP, pipes.IN, config=SMALL) as consumer:
         cancelled = consumer.poll(0, 2)
@@ -336,6 +359,12 @@ MUTANTS = (
         without(retention, "settle_progress"),
         "scenes of pipes",
         scene(deleted_while_pending),
+    ),
+    Mutant(
+        "a full disk takes a record whose progress is pending",
+        without(retention, "first_pending"),
+        "scenes of pipes",
+        scene(deleted_on_a_full_disk),
     ),
     Mutant(
         "a cancelled poll keeps its messages",

@@ -24,7 +24,7 @@ from messagestore.files.disk import Disk
 from messagestore.files.group_locks import GroupLocks
 from messagestore.format import arguments, batch_record
 from messagestore.format.message import check_group, check_readable_queue
-from messagestore.log.group_progress import settle
+from messagestore.log.group_progress import pending_places, settle
 from messagestore.log.store_files import StoreFiles
 from messagestore.writer.log_writer import LogWriter
 
@@ -204,6 +204,19 @@ def settle_progress(writer: LogWriter) -> None:
         table.load_to_save()
         _take_over(files, writer.end.physical_offset, table)
         table.save()
+
+
+def first_pending(writer: LogWriter) -> int | None:
+    """The physical offset of the first BATCH record whose progress is not in the table; None: there is none, or the
+    table is so damaged that it does not say.
+    """
+    files = writer.files
+    table = _table(files)
+    try:
+        table.load()
+    except CorruptionError:
+        return None
+    return next(pending_places(files, writer.end.physical_offset, table), None)
 
 
 def _table(files: StoreFiles) -> ConsumerOffsets:

@@ -74,6 +74,9 @@ class Expiry:
         Consumer groups that do not count.
     most : int | None
         At most this many segments.
+    pending_progress : int | None
+        The physical offset of the first BATCH record whose progress of consumer groups could not be written down. It
+        stays, however full the disk is: the groups would go back, and pipes would append their results again.
     """
 
     modified_ms: int | None = None
@@ -82,6 +85,7 @@ class Expiry:
     at_once: bool = False
     ignored_groups: frozenset[str] = frozenset()
     most: int | None = None
+    pending_progress: int | None = None
 
 
 class Needed(NamedTuple):
@@ -381,6 +385,11 @@ def _not_asked_for(files: StoreFiles, start: int, expiry: Expiry) -> str:
     if expiry.before_offset is not None and end > expiry.before_offset:
         return f"it ends at {end}, above {expiry.before_offset}"
 
+    if expiry.pending_progress is not None and end > expiry.pending_progress:
+        return (
+            f"it ends at {end}, above {expiry.pending_progress}: a batch there moves consumer groups, and their table "
+            f"cannot be written"
+        )
     if expiry.at_once:
         return ""
 

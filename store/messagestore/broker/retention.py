@@ -26,7 +26,7 @@ import time
 from dataclasses import replace
 
 from messagestore.batches.append import newest_batches, restate_batches
-from messagestore.batches.progress import settle_progress
+from messagestore.batches.progress import first_pending, settle_progress
 from messagestore.broker.expired import (
     DeliveryProgress,
     ExpiredFiles,
@@ -220,8 +220,11 @@ class Retention:
         except (CorruptionError, OSError) as error:
             if not expiry.at_once:
                 raise
+            expiry = replace(expiry, pending_progress=first_pending(writer))
             _log.warning(
-                "%s: the disk is nearly full, and progress of batches may go: %s", writer.files.paths.root, error
+                "%s: the disk is nearly full, and progress of batches cannot be written down: %s",
+                writer.files.paths.root,
+                error,
             )
         if writer.log.segment_of(max(writer.state.clean_end, writer.log.min_offset)) < writer.log.segment_of(
             writer.end.physical_offset

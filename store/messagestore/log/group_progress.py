@@ -13,7 +13,7 @@ appended: if a broker has moved it on since, the broker's place stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,14 +73,34 @@ def add_pending(
         units = read(first, min(_UNITS, end - first))
         if not len(units):
             break
-        carrying = (units["tags_code"] == _TAGS_CODE) & (units["physical_offset"] >= log.min_offset)
-        for physical_offset in units["physical_offset"][carrying].tolist():
+        for physical_offset in _carrying(units, log):
             batch = known_batch(log, physical_offset)
             if batch is not None:  # a broker's client may have written a message with this tag
                 passed += _add(table, batch)
         first += len(units)
         table.settle(first)
     return passed
+
+
+def pending_places(files: StoreFiles, end: int, table: ConsumerOffsets) -> Iterator[int]:
+    """The physical offsets of the BATCH records with progress that a table which was loaded does not have."""
+    if table.settled is None:
+        return
+    queue = files.queue(BATCH_TOPIC, 0)
+    first, stop = table.settled, queue.end(limit=end)
+    while first < stop:
+        units = queue.read(first, min(_UNITS, stop - first))
+        if not len(units):
+            break
+        yield from _carrying(units, files.commit_log)
+        first += len(units)
+
+
+def _carrying(units: NDArray[np.void], log: CommitLog) -> list[int]:
+    """The physical offsets of the BATCH records in the log that carry progress, by their units."""
+    carrying = (units["tags_code"] == _TAGS_CODE) & (units["physical_offset"] >= log.min_offset)
+    places: list[int] = units["physical_offset"][carrying].tolist()
+    return places
 
 
 def _add(table: ConsumerOffsets, batch: BatchRecord) -> list[Passed]:

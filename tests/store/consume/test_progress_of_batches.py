@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -278,6 +280,40 @@ def test_retention_writes_the_table_before_it_deletes_the_record(root: Path, mon
         assert table(root).get("in", "g") == {}
         deleted = store.delete_expired_files(before_offset=2 * 4096)
         assert deleted.segments
+        assert table(root).get("in", "g") == {0: COUNT}
+
+
+def test_a_full_disk_does_not_take_a_record_whose_progress_is_pending(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies before it goes. Without it, the group would go back, and the pipe would append its results again."""
+    config = SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=2048)
+    root = root.with_name("small")
+    with MessageStore.open(root, config) as store:
+        fill(store)
+
+        def fill_up_to(end: int) -> None:
+            while store.writer.end.physical_offset < end:
+                store.put_message(Message("fill", b"." * 500, queue_id=0))
+            store.flush()
+
+        fill_up_to(2 * 4096)
+        monkeypatch.setattr(batches.Move, "finish", lambda _: None)
+        batch = store.append_batch(results(), topic="out", queue_id=0, progress={"g": {IN: COUNT}})
+        monkeypatch.undo()
+        fill_up_to(6 * 4096)
+
+        def no_room(table: ConsumerOffsets) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), table.path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ConsumerOffsets, "save", no_room)
+            deleted = store.delete_expired_files(at_once=True)
+        assert len(deleted.segments) == 2
+        assert "a batch there moves consumer groups, and their table cannot be written" in deleted.kept
+        assert deleted.min_offset <= batch.physical_offset
+
+        assert store.delete_expired_files(at_once=True).min_offset > batch.physical_offset, "there is room again"
         assert table(root).get("in", "g") == {0: COUNT}
 
 
