@@ -573,7 +573,19 @@ class Consumer:
                 high,
                 right,
             )
-        return max(right, low)
+        if right >= low:
+            return right
+        _log.warning(
+            "%s: consumer group %s continues at %d in %s/%d: %d messages from %d on are gone, because retention has "
+            "deleted them",
+            self.root,
+            self.group,
+            low,
+            *queue,
+            low - right,
+            right,
+        )
+        return low
 
     def _record_beginning(self, begun: Mapping[Queue, int]) -> None:
         try:

@@ -298,6 +298,22 @@ def test_messages_that_retention_has_deleted_are_skipped_with_a_warning(
         assert "retention has deleted their segments" in caplog.text
 
 
+def test_a_consumer_that_is_opened_says_what_retention_has_deleted_of_its_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, 300, properties={"fill": "." * 200})
+    with consumer(tmp_path) as reader:
+        reader.poll(max_records=5)
+        reader.commit()
+    with MessageStore.open(tmp_path, SMALL) as store:
+        store.delete_expired_files(before_offset=1 << 40, at_once=True)
+        low = store.min_offset("t", 0)
+
+    with consumer(tmp_path) as reader:
+        assert reader.poll(1, max_records=1)[T0][0].queue_offset == low > 5
+    assert f"continues at {low} in t/0: {low - 5} messages from 5 on are gone" in caplog.text
+
+
 def test_a_damaged_message_is_an_error_until_it_is_passed(tmp_path: Path) -> None:
     put(tmp_path, 3)
     with consumer(tmp_path) as reader:
