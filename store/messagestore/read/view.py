@@ -531,6 +531,8 @@ class StoreView:
         try:
             identity = Identity.read(disk, paths.identity)
             place_now = f"store {identity.store_id}" if identity is not None else "a store without an id"
+            if identity is not None and identity.store_id == self.store_id:
+                place_now = f"a copy of store {identity.store_id}"
         except StoreError as error:
             place_now = f"a store that cannot be read ({error})"
 
