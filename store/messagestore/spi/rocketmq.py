@@ -187,11 +187,27 @@ class RocketMQReader:
         """What the name servers know of some topics on this broker (None: of all ordinary ones)."""
         names = sorted(self._names()) if topics is None else list(topics)
         data = {name: _route(self._client, name).queues.get(self._name) for name in names}
+        if topics is not None and None in data.values():  # name servers forget the topics of a broker that is down
+            self._await_broker()
+            data = {name: _route(self._client, name, fresh=True).queues.get(self._name) for name in names}
         on_broker = {name: row for name, row in data.items() if row is not None}
         return Description(
             queue_counts={name: row.write_queue_nums for name, row in on_broker.items()},
             queue_ids={name: [*range(row.read_queue_nums)] for name, row in on_broker.items()} if queues else {},
         )
+
+    def _await_broker(self) -> None:
+        """Wait until the name servers know the broker, which told them its topics when it came."""
+        patience = self._replicas.patience()
+        self._client.forget_brokers()
+        while self._name not in self._client.brokers():
+            patience.wait(
+                StoreUnavailableError(
+                    f"{self._path}: the name servers {';'.join(self._client.name_servers)} do not know broker "
+                    f"{self._name}. Is it down?"
+                )
+            )
+            self._client.forget_brokers()
 
     def broker_name(self) -> str:
         """The name of the broker."""

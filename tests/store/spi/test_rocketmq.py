@@ -440,3 +440,28 @@ def test_how_far_a_reader_of_a_broker_is_behind(broker: Broker, store: StoreRead
     rows, (fault,) = store.lag({QUEUE: 300})
     assert rows[0]["beyond"] == 100
     assert fault.startswith("t/0: the reader is at 300, but the queue ends at 200")
+
+
+def test_the_topics_of_a_broker_that_is_down_are_waited_for(broker: Broker) -> None:
+    """A query that begins meanwhile would otherwise be told that its topic does not exist."""
+    left = [3]
+
+    def forgets(request: Frame) -> bytes | None:
+        if request.code == codes.GET_BROKER_CLUSTER_INFO and left[0]:
+            left[0] -= 1
+            return answer(request, body=b'{"brokerAddrTable":{}}')
+        if request.code == codes.GET_ROUTEINFO_BY_TOPIC and left[0]:
+            return answer(request, codes.TOPIC_NOT_EXIST)
+        return None
+
+    broker.fault = forgets
+    store = STORES.reader(at(broker, NAME))
+    assert store.describe(["t"], queues=True).queue_ids == {"t": [0, 1]}
+    assert left == [0]
+    store.close()
+
+    broker.fault, left[0] = forgets, 1000
+    store = STORES.reader(Location.of(f"rocketmq://{broker.address}/{NAME}").reached_by(retry_timeout_s=0.3))
+    with pytest.raises(StoreUnavailableError, match="do not know broker broker-a"):
+        store.describe(["t"])
+    store.close()
