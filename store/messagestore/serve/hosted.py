@@ -25,7 +25,6 @@ from messagestore.files.disk import Disk, File
 from messagestore.files.staging_files import sizes_of
 from messagestore.format.config import StoreConfig
 from messagestore.log.store_files import Paths
-from messagestore.serve.exchange import CutError
 from messagestore.spi.interface import StoreReader, StoreWriter
 from messagestore.spi.local import LocalReader, LocalWriter, replaced
 from messagestore.spi.wire.values import checked
@@ -106,7 +105,7 @@ class Hosted:
         Parameters
         ----------
         is_gone : function, optional
-            Whether nobody waits for what is read any more: then the next look at a file raises `CutError`.
+            Whether nobody waits for what is read any more: then the next look at a file raises `ConnectionAbortedError`.
         """
         disk = None if is_gone is None else _WatchedDisk(is_gone)
         with contextlib.closing(LocalReader(self.root, self.config, disk=disk)) as store:
@@ -184,7 +183,7 @@ class _WatchedDisk(Disk):
 
     def _check(self) -> None:
         if self._is_gone():
-            raise CutError("the client went away before its report was ready")
+            raise ConnectionAbortedError("the client went away before its report was ready")
 
     def open(self, path: str | Path, *, writable: bool = False) -> File:
         self._check()
