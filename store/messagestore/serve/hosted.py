@@ -105,7 +105,8 @@ class Hosted:
         Parameters
         ----------
         is_gone : function, optional
-            Whether nobody waits for what is read any more: then the next look at a file raises `ConnectionAbortedError`.
+            Whether nobody waits for what is read any more: then the next look at a file raises
+            `ConnectionAbortedError`.
         """
         disk = None if is_gone is None else _WatchedDisk(is_gone)
         with contextlib.closing(LocalReader(self.root, self.config, disk=disk)) as store:
