@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import os
 import signal
 import subprocess
 import urllib.error
@@ -98,6 +100,15 @@ def test_a_store_is_read_and_written_through_its_server(root: Path, processes: l
     assert log.count("version 1 of app app known") == 1
     assert not (root / "abort").exists()
     run("verify", root)
+
+
+def test_a_server_ends_if_another_thread_gets_the_signal(root: Path, processes: list[subprocess.Popen[str]]) -> None:
+    """The kernel gives SIGTERM to any thread while a signal of a lease waits for the first one, which nothing woke."""
+    serving(processes, root)
+    process = processes[0]
+    threads = [int(name) for name in os.listdir(f"/proc/{process.pid}/task") if int(name) != process.pid]
+    assert ctypes.CDLL(None).tgkill(process.pid, threads[-1], signal.SIGTERM) == 0
+    assert process.wait(60) == 0
 
 
 def test_one_server_a_store(root: Path, processes: list[subprocess.Popen[str]]) -> None:

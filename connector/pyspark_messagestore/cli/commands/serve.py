@@ -23,6 +23,8 @@ PANEL = "Spark"
 
 _ADDRESS = "127.0.0.1:9556"
 _MIB = 1024 * 1024
+_LOOK_S = 0.5
+"""A signal may come to another thread while one for a lease waits for the main thread, which then nothing wakes."""
 
 
 def serve(
@@ -154,7 +156,8 @@ def serve(
             out.json_line({"url": served.url, "instance": served.instance_id, "readOnly": read_only})
         else:
             out.line(served.url)
-        ends.wait()
+        while not ends.wait(_LOOK_S):
+            pass
         served.stop(drain_s)
     finally:
         log.removeHandler(lines)
