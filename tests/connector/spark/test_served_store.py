@@ -120,9 +120,12 @@ def test_a_stream_over_https_with_a_token(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_server_and_all_secrets_are_replaced_under_a_running_query(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    """Drained and started again, a new token, a new certificate, and all of it again: the query never fails."""
+    """Drained and started again, a new token, a new certificate, and all of it again: the query never fails.
+
+    How long it wrote nothing because of this is in the report of the test (`--junit-xml`).
+    """
     monkeypatch.setattr(rereading, "LOOK_S", 0.0)
     root = str(filled(tmp_path / "store", 20))
     certs = [certificate(tmp_path, f"server-{number}") for number in range(3)]
@@ -174,6 +177,7 @@ def test_a_server_and_all_secrets_are_replaced_under_a_running_query(
             trust(number - 1, number)
             replace(token, f"token-{number}")
             show(number)
+            begin_s = time.monotonic()
             assert served.stop(60.0)
             with MessageStore.open(root, SMALL) as store:  # what the query finds when the server is there again
                 for index in range(10):
@@ -183,6 +187,7 @@ def test_a_server_and_all_secrets_are_replaced_under_a_running_query(
             accept(number)
             trust(number)
             until(copied)
+            record_property(f"pause {number} in seconds", round(time.monotonic() - begin_s, 2))
         assert query.isActive and {query.runId} == runs
     finally:
         query.stop()
