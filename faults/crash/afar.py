@@ -285,7 +285,7 @@ def run(_seconds: float, seed: int, quick: bool, *, part: tuple[int, int] = (0, 
     counts = Counts()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="messagestore-afar-", dir=memory))
-    numbers = range(part[0], QUICK_CASES if quick else DEEP_CASES, part[1])
+    numbers = range(part[0], QUICK_CASES if quick and not case else DEEP_CASES, part[1])
     try:
         with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
             connect(patch)
