@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import typer
 from typer.testing import CliRunner, Result
 
 from pyspark_messagestore.cli.main import app
@@ -25,6 +26,16 @@ def run(*arguments: object, code: int = 0, given: bytes | str | None = None) -> 
     assert result.exit_code == code, (result.exit_code, result.output, result.exception)
     assert "Traceback" not in result.output
     return result
+
+
+def commands() -> dict[str, Any]:
+    """All commands, by their words: `topics`, `topic`, `topic create`."""
+    program: Any = typer.main.get_command(app)
+    found = {}
+    for name in program.list_commands(None):
+        found[name] = program.get_command(None, name)
+        found |= {f"{name} {word}": each for word, each in getattr(found[name], "commands", {}).items()}
+    return found
 
 
 def lines(result: Result) -> list[str]:

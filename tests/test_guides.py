@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import readme_blocks
+from cli_runs import commands
 from readme_blocks import GUIDES, README, SPARK_GUIDE
 
 MKDOCS = README.parent / "mkdocs.yml"
@@ -44,16 +45,10 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_the_commands_of_the_guides_exist() -> None:
     """A command in a block of `text` is not run, but its verb and options are real."""
-    from typer.main import get_command
-
-    from pyspark_messagestore.cli.main import app
-
-    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    verbs = commands()
     for guide in GUIDES:
         for line in re.findall(r"^(?:\$ )?messagestore (.*)$", guide.read_text(encoding="utf-8"), re.MULTILINE):
             words = [word for word in line.split() if not word.startswith("-")]
-            command = verbs[words[0]]
-            if hasattr(command, "commands"):
-                command = command.commands.get(words[1], command)
+            command = verbs.get(" ".join(words[:2]), verbs[words[0]])
             options = {option for each in command.params for option in each.opts}
             assert {word for word in line.split() if word.startswith("--")} <= options, line

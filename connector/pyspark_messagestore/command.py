@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from pyspark_messagestore.requirements import install_extra
@@ -11,6 +12,8 @@ def main() -> None:
     """Run the command line."""
     try:
         from pyspark_messagestore.cli import main as cli
+
+        importlib.import_module("rich")  # commands import it with their first table: what is missing is said now
     except ModuleNotFoundError as error:
         # These come with the extra `cli`. Where another module is missing, the program itself is broken.
         if error.name is None or error.name.partition(".")[0] not in ("typer", "rich", "click", "shellingham"):

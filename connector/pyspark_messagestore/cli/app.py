@@ -1,4 +1,4 @@
-"""What all commands share: the application, its exit codes, common arguments, and how a store is found and opened."""
+"""What all commands share: exit codes, common arguments, and how a store is found and opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import pyspark_messagestore
 from messagestore import ConfigError, CorruptionError, NotAStoreError, StoreConfig, StoreError, StoreLockedError
 from messagestore.inspect import operator
 from messagestore.spi import OPENERS, STORES, Location, StoreReader, duration_s
@@ -55,38 +54,6 @@ def _words(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, StoreError):
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or text
     return "; ".join([text, *getattr(error, "__notes__", [])])
-
-
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    help="Show a message store, put and get messages, and check or repair a store.",
-    epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
-    "done. 3: somebody else holds the store. 4: recover did its work, and had to cut bytes off the end of the log or "
-    "to rebuild queues, or messages are lost.",
-)
-
-
-def first_sentence(command: Callable[..., object] | None) -> str:
-    """Return the first sentence of a command's help, on one line."""
-    return re.split(r"(?<=\.)\s", " ".join((inspect.getdoc(command) or "").split()), maxsplit=1)[0]
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        out.line(f"messagestore {pyspark_messagestore.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _global(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
 
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]

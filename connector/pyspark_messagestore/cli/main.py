@@ -10,33 +10,96 @@ Commands that only read take no lock and write nothing. They work beside any wri
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import pkgutil
+import re
 import sys
+from typing import Annotated, Any
 
 import typer
 
+import pyspark_messagestore
 from pyspark_messagestore.cli import commands
-from pyspark_messagestore.cli.app import app, first_sentence
-from pyspark_messagestore.cli.output import note
+from pyspark_messagestore.cli.app import Commands
+from pyspark_messagestore.cli.output import line, note
 
 
-def _add_commands() -> None:
-    """Add each file of `commands`, in the order of their places."""
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-    modules = {name: importlib.import_module(f"{commands.__name__}.{name}") for name in names}
-    for name in sorted(names, key=lambda name: modules[name].PLACE):
-        command = getattr(modules[name], name)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=modules[name].PANEL)
-        else:
-            app.command(name, rich_help_panel=modules[name].PANEL)(command)
-    for typer_app in (app, *(group.typer_instance for group in app.registered_groups)):
-        for info in typer_app.registered_commands if typer_app is not None else ():
-            info.short_help = first_sentence(info.callback)  # lists of commands would break lines where docstrings do
+class _Program(Commands):
+    """The files of `commands`. One that runs is imported alone; the list of commands needs them all."""
+
+    # The context is typer's own class or click's, by version.
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override] # noqa: ARG002
+        """All names, in the order of their places."""
+        names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+        names.sort(key=lambda name: _module(name).PLACE)
+        self.commands = {name: self.commands.get(name) or _made(name) for name in names}
+        return names
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """The command of this name, or None."""
+        if cmd_name not in self.commands:
+            if cmd_name in {module.name for module in pkgutil.iter_modules(commands.__path__)}:
+                self.commands[cmd_name] = _made(cmd_name)
+            else:
+                self.list_commands(ctx)  # a mistyped name is compared with all of them
+        return self.commands.get(cmd_name)
 
 
-_add_commands()
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{commands.__name__}.{name}")
+
+
+def _made(name: str) -> Any:
+    """The command that a file defines: a function, or a `typer.Typer` with the words behind it."""
+    module = _module(name)
+    command = getattr(module, name)
+    parent = typer.Typer(add_completion=False)
+    parent.callback()(_nothing)  # so that it becomes a group even with one command
+
+    if isinstance(command, typer.Typer):
+        parent.add_typer(command, name=name, rich_help_panel=module.PANEL)
+    else:
+        parent.command(name, rich_help_panel=module.PANEL)(command)
+    for info in (command if isinstance(command, typer.Typer) else parent).registered_commands:
+        info.short_help = _first_sentence(info.callback)  # lists of commands would break lines where docstrings do
+    return typer.main.get_command(parent).commands[name]  # type: ignore[attr-defined] # it is a group
+
+
+def _nothing() -> None:
+    pass
+
+
+def _first_sentence(command: Any) -> str:
+    """The first sentence of a command's help, on one line."""
+    return re.split(r"(?<=\.)\s", " ".join((inspect.getdoc(command) or "").split()), maxsplit=1)[0]
+
+
+app = typer.Typer(
+    cls=_Program,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    help="Show a message store, put and get messages, and check or repair a store.",
+    epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
+    "done. 3: somebody else holds the store. 4: recover did its work, and had to cut bytes off the end of the log or "
+    "to rebuild queues, or messages are lost.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        line(f"messagestore {pyspark_messagestore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 class _Notes(logging.Handler):

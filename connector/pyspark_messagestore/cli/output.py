@@ -18,9 +18,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from messagestore import MessageExt
 from messagestore.inspect.operator import VerifyReport
@@ -203,6 +200,10 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
     """Print a table. Each column has a title, and says whether it holds numbers."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     stream = sys.stderr if err else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -253,6 +254,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(what, markup=False), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
@@ -270,6 +272,9 @@ def waiting(what: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
+
+    from rich.console import Console
+    from rich.text import Text
 
     status = Console(stderr=True).status(Text(shown(what)))
     timer = threading.Timer(WAITING_S, status.start)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import inspect
 import json
 import os
 import re
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from cli_runs import TIMEOUT_S, error, finish, lines, objects, on_terminal, read_lines, run, start
+from cli_runs import TIMEOUT_S, commands, error, finish, lines, objects, on_terminal, read_lines, run, start
 from messagestore import BatchRequest, Message, MessageStore, StoreFullError
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.disk import Disk
@@ -34,9 +32,9 @@ from messagestore.inspect import operator
 from messagestore.spi import LOCAL_STORES
 from pyspark_messagestore.cli import output as cli_output
 from pyspark_messagestore.cli.cursor import Cursor
-from pyspark_messagestore.cli.main import app
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
+TESTS = Path(__file__).resolve().parents[2]
 CONFIG = "mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=320\nmaxHashSlotNum=64\nmaxIndexNum=200\n"
 
 
@@ -92,11 +90,7 @@ def test_help_names_every_command() -> None:
 
 def test_help_is_whole_sentences() -> None:
     """`put --help` said "waits for the disk.; it is what you get": an edit had cut a sentence, and no one looked."""
-    group = typer.main.get_command(app)
-    commands = dict(group.commands)
-    for name, command in group.commands.items():
-        commands |= {f"{name} {sub}": each for sub, each in getattr(command, "commands", {}).items()}
-    for name, command in commands.items():
+    for name, command in commands().items():
         texts = [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
         assert all(texts), f"{name}: an argument or option without help"
         for text in texts:
@@ -107,14 +101,9 @@ def test_help_is_whole_sentences() -> None:
 
 def test_every_command_takes_json() -> None:
     """Scripts read objects, whatever they ask."""
-    groups = [("", app), *((str(group.name), group.typer_instance) for group in app.registered_groups)]
-    commands = [(name, info.callback) for name, group in groups if group for info in group.registered_commands]
-    without = {
-        f"{name} {callback.__name__}".strip()
-        for name, callback in commands
-        if callback is not None and "as_json" not in inspect.signature(callback).parameters
-    }
-    assert len(commands) > 25
+    verbs = {name: command for name, command in commands().items() if not hasattr(command, "commands")}
+    without = {name for name, verb in verbs.items() if "as_json" not in {each.name for each in verb.params}}
+    assert len(verbs) > 25
     assert without == set()
 
 
@@ -1097,11 +1086,26 @@ def test_groups_of_topics_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_command_runs_without_spark() -> None:
-    """Neither pyspark nor the data source is imported."""
-    code = "import sys; import pyspark_messagestore.cli.main; print([m for m in sys.modules if 'spark' in m])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    """Neither pyspark nor the data source is imported, whatever the command."""
+    found = imported_by("import cli_runs; cli_runs.commands()")
+    assert "pyspark_messagestore.cli.commands.serve" in found
     assert "pyspark_messagestore.datasource" not in found
-    assert "'pyspark'" not in found
+    assert "pyspark" not in found
+
+
+def test_a_command_does_not_wait_for_the_others_to_be_imported(root: Path) -> None:
+    """A script starts thousands; half of the time of each went into what only other commands need."""
+    found = imported_by(f"import cli_runs; cli_runs.run('offsets', {str(root)!r}, '--json')")
+    assert {name for name in found if name.startswith("pyspark_messagestore.cli.commands.")} == {
+        "pyspark_messagestore.cli.commands.offsets"
+    }
+    assert "rich.table" not in found
+
+
+def imported_by(code: str) -> list[str]:
+    """The modules that another Python has imported when it has run this."""
+    code = f"import sys; sys.path.append({str(TESTS)!r}); {code}; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
 # ---- words

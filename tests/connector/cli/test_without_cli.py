@@ -62,6 +62,14 @@ def test_the_program_says_what_to_install() -> None:
     assert re.search(r"-m pip install 'rich>=[\d.]+' 'typer>=[\d.]+'`$", line)
 
 
+def test_the_program_says_at_its_start_that_rich_is_missing() -> None:
+    """It is imported when a table is drawn: some commands would run, and others would end half-way."""
+    code = "import sys\nsys.modules['rich'] = None\nfrom pyspark_messagestore.command import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("messagestore: the package rich is not installed")
+
+
 def test_another_missing_package_is_not_taken_for_it() -> None:
     """Without numpy, the advice to install the extra would mislead."""
     code = "import sys\nsys.modules['numpy'] = None\nfrom pyspark_messagestore.command import main\nmain()"
