@@ -103,11 +103,13 @@ live-demo: setup
 
 # Stores are made in memory where there is room: syncs cost nothing there (`make crash` cuts the power of real disks).
 # One process more than there are cores: some tests wait for processes of their own.
+# The order of files is that of tests/conftest.py: xdist's own begins with those that have the most tests, and so it ends with
+# the longest ones, which have a test or two.
 # Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
 test: export PYTEST_DEBUG_TEMPROOT ?= $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 {print "/dev/shm"}')
 test: setup
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --ignore tests/interop -m 'not slow and not java' $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder --ignore tests/interop -m 'not slow and not java' $(ARGS)
 
 # The packages whose modules call the kernel (tests/test_house.py finds them), and what puts and reads whole stores by them.
 WITHOUT_KERNEL := tests/store/format tests/store/files tests/store/batches tests/property
@@ -118,9 +120,11 @@ test-deep: setup
 	$(BIN)/python -m pytest -m 'slow and not java' $(ARGS)
 
 # What is missing is skipped, aloud; in CI a skip is a failure (tests/interop/conftest.py).
+# Two processes for each core, because most tests wait for brokers and their timers. Who runs what is said in
+# tests/interop/conftest.py; the order is that of tests/conftest.py.
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
+	$(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist loadscope --no-loadscope-reorder -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
 
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
 live: setup

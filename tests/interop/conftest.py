@@ -16,6 +16,14 @@ from interop.java_store import COUNTS, VERSIONS_USED, Driver
 HERE = Path(__file__).resolve().parent
 _TOTALS = java_store.Counts()
 _VERSIONS: set[str] = set()
+TOGETHER = {
+    "test_kafka_bridges.py": "kafka",
+    "test_kafka_drop_in.py": "kafka",
+    "test_kafka_jobs.py": "kafka",
+    "test_live_spark.py": "a Spark",
+    "test_sent_back.py": "one run of a broker",
+}
+"""Files whose tests share what one process starts or, for Kafka, downloads into `.venv/peers`."""
 _STARTED_S = time.monotonic()
 
 
@@ -24,6 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in Path(item.path).parents:
             item.add_marker(pytest.mark.java)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give each test to whoever is free, except those that stay together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER.get(nodeid.partition("::")[0].rpartition("/")[2], nodeid)
+
+    return Scheduling(config, log)
 
 
 def need(version: str, jars: Callable[[str], str] = java_build.classpath) -> None:

@@ -36,6 +36,7 @@ _FLAGS = (
     "-XX:MaxDirectMemorySize=768m",
     "-Duser.timezone=UTC",
     "-Dcom.rocketmq.remoting.client.logFileName=none",
+    "-Drocketmq.client.rebalance.waitInterval=1000",  # consumers divide the queues anew each second, not each 20 s
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",  # TransientStorePool locks its buffers in memory
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
