@@ -399,21 +399,16 @@ def _not_asked_for(files: StoreFiles, start: int, expiry: Expiry) -> str:
             return f"it was written to at {_time(modified_ms)}, after {_time(expiry.modified_ms)}"
 
     if expiry.before_ms is not None:
-        last_ms = _last_time(files, start, expiry.before_ms)
+        last_ms = _last_time(files, start)
         if last_ms >= expiry.before_ms:
             return f"it holds messages that were stored at {_time(last_ms)}, not before {_time(expiry.before_ms)}"
     return ""
 
 
-def _last_time(files: StoreFiles, start: int, before_ms: int) -> int:
-    """The store time of the last record of a segment, or any time below `before_ms` that it cannot exceed."""
-    log = files.commit_log
-    end = start + log.segment_size
-    following = log.head(end)
-    if following is not None and int(following["store_timestamp_ms"]) < before_ms:
-        return int(following["store_timestamp_ms"])
-    last_ms = 0
-    for run in Walk(log, start, end, Depth.FRAMING).whole():
+def _last_time(files: StoreFiles, start: int) -> int:
+    """The latest store time in a segment. All heads are read: where a clock was set back, no later record says it."""
+    last_ms, log = 0, files.commit_log
+    for run in Walk(log, start, start + log.segment_size, Depth.FRAMING).whole():
         last_ms = max(last_ms, int(run.heads["store_timestamp_ms"].max()))
     return last_ms
 

@@ -39,7 +39,9 @@ from messagestore.spi.wire import failures, frames, values, versions
 PREFIX = "/v1/"
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 60.0
-"""A server that is at work says so every five seconds; one that is silent for this long is taken for dead."""
+"""A server that is at work says so every five seconds. One that is silent for this long is taken for dead, or for as
+long as `retryTimeout`, if that is less."""
+_LEAST_ANSWER_S = 10.0
 HEAD_LIMIT = 64 * 1024 * 1024
 FRAME_LIMIT = 2 * 1024 * 1024 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
@@ -90,6 +92,11 @@ class Link:
         self._port = parsed.port or (443 if self._tls else 80)
         self._idle: list[tuple[float, http.client.HTTPConnection]] = []
         self._pid = os.getpid()
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """For how long a server may be silent."""
+        return min(ANSWER_TIMEOUT_S, max(self.settings.retry_timeout_s, _LEAST_ANSWER_S))
 
     # ---- requests
 
@@ -222,11 +229,12 @@ class Attempt:
         was_refused = isinstance(error, _AgainError)
         if self._deadline.was_sent and not was_refused and not self._is_repeatable:
             self._give_up(reason)
-        if connection.was_used and not was_refused:
+        silent_s = self._link.answer_timeout_s if isinstance(error, TimeoutError) and connection.was_sent else 0.0
+        if connection.was_used and not was_refused and not silent_s:
             self._link.forget()  # the server has closed what was idle, or was restarted
             if self._deadline.first():
                 return True
-        if not self._deadline.wait(reason, asked_s):
+        if not self._deadline.wait(reason, asked_s, silent_s):
             self._give_up(reason)
         return True
 
@@ -262,10 +270,10 @@ class Deadline:
         is_first, self._tried = not self._tried, True
         return is_first
 
-    def wait(self, reason: Exception, asked_s: float) -> bool:
-        """Wait before the next try; False: the time is over."""
+    def wait(self, reason: Exception, asked_s: float, silent_s: float) -> bool:
+        """Wait before the next try, after a server that was silent for some time; False: the time is over."""
         if self._begin_s is None:
-            self._begin_s = time.monotonic()
+            self._begin_s = time.monotonic() - silent_s
         left_s = self._link.settings.retry_timeout_s - self.waited_s
         if left_s <= 0:
             return False
@@ -313,7 +321,7 @@ class Connection:
             self._raw.connect()
             sock: socket.socket | None = self._raw.sock
             assert sock is not None
-            sock.settimeout(ANSWER_TIMEOUT_S)
+            sock.settimeout(self._link.answer_timeout_s)
 
     def begin(self, verb: str) -> None:
         """Begin a request whose body is a stream of frames."""

@@ -453,8 +453,8 @@ class _Followed:
 def replaced(path: str, store_id: str, other_id: str) -> StoreWentBackwardsError:
     """The error for a reader that finds another store at its path."""
     return StoreWentBackwardsError(
-        f"{path}: found store {other_id or 'without an id'} in place of store {store_id}, which this query reads. Put "
-        f"that store back, or start a new query with a new checkpoint"
+        f"{path}: found store {other_id or 'without an id'} in place of store {store_id}, which was read until "
+        f"now. Put that store back, or begin anew: a query with a new checkpoint, a command once more"
     )
 
 

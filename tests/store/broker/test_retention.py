@@ -177,6 +177,26 @@ def test_an_idle_gap_counts_to_the_time_of_the_last_message(tmp_path: Path) -> N
         assert store.delete_expired_files(before_ms=disk.now_ms + 1).min_offset > 0
 
 
+def test_a_segment_before_one_of_a_clock_that_was_set_back_keeps_its_latest_messages(tmp_path: Path) -> None:
+    """The next segment begins two hours earlier, which says nothing of what is in this one."""
+    root, disk = tmp_path / "store", ClockDisk(1_700_000_000_000)
+    with MessageStore.open(root, CONFIG, disk=disk) as store:
+        put(store, 5)
+        disk.now_ms += 2 * HOUR_MS
+        while store.writer.end.physical_offset < SEGMENT - 1500:
+            put(store, 1)
+    disk.now_ms -= 2 * HOUR_MS
+    with MessageStore.open(root, CONFIG, disk=disk) as store:
+        while store.writer.end.physical_offset < 3 * SEGMENT:
+            put(store, 1)
+        following = int(store.writer.log.head(SEGMENT)["store_timestamp_ms"])
+        limit_ms = disk.now_ms + HOUR_MS
+        assert following < limit_ms, "the clock went back"
+        deleted = store.delete_expired_files(before_ms=limit_ms)
+        assert deleted.segments == ()
+        assert "it holds messages that were stored at" in deleted.kept
+
+
 def test_a_consumer_group_keeps_what_it_has_not_read(root: Path) -> None:
     """Its segment and all later ones stay, and the reason names it; an abandoned group can be left out."""
     with MessageStore.open_read_only(root, CONFIG) as store:

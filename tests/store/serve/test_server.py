@@ -434,6 +434,14 @@ def test_a_long_commit_shows_that_it_is_alive(server: Server, monkeypatch: pytes
     assert commit().result.status == "appended"
 
 
+def test_a_server_that_accepts_and_says_nothing_is_awaited_once(monkeypatch: pytest.MonkeyPatch):
+    """As one that is stopped. The time in which it was silent counts, so the request is not sent a second time."""
+    monkeypatch.setattr("messagestore.spi.connections.ANSWER_TIMEOUT_S", 1.0)
+    awaited = pytest.raises(StoreUnavailableError, match=r"no answer to .* for 1 s \(retryTimeout is 0.5 s\)")
+    with socket.create_server(("127.0.0.1", 0)) as silent, awaited:
+        settings(0.5).reader(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
 def test_a_file_is_sent_again_to_a_server_that_was_restarted(root: str, monkeypatch: pytest.MonkeyPatch):
     """A task cannot make its rows again, so the client has kept them."""
     monkeypatch.setattr(clients, "_FIRST_SIZE", 1)
