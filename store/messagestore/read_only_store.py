@@ -368,7 +368,8 @@ class ReadOnlyStore:
 
         Notes
         -----
-        The search is binary. Where store times go back, because a clock was far ahead, it may find an earlier message.
+        The search is binary. Where store times go back, because a clock was set back by more than an hour (a broker's:
+        by more than 10 s), it may find an earlier message, or a later one.
 
         Examples
         --------
