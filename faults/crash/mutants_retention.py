@@ -28,6 +28,7 @@ from messagestore.files.index_file import IndexService
 from messagestore.files.timer_progress import TIMER_TOPIC
 from messagestore.files.topics import Topics
 from messagestore.format import config
+from small import ClockDisk
 
 
 def queues_first(real: Any) -> Any:
@@ -182,6 +183,25 @@ def timers_that_wait(_: Ground) -> Iterator[Verdict]:
             yield Verdict(lost=[f"timer messages 1 to {begin - 1}"] * (begin > 1))
 
 
+def times_that_went_back(_: Ground) -> Iterator[Verdict]:
+    """The clock was two hours ahead when the first segment began: what is before an hour from now is deleted."""
+    with _scratch() as root:
+        disk = ClockDisk(1_795_170_000_000)
+        for now_ms, count in ((disk.now_ms + 2 * 3_600_000, 5), (disk.now_ms, 60)):
+            disk.now_ms = now_ms
+            with MessageStore.open(root, SMALL, disk=disk) as store:
+                for number in range(count):
+                    store.put_message(Message("single", b"put/%d/" % number + b"." * 1000, queue_id=0))
+        with MessageStore.open(root, SMALL, disk=disk) as store:
+            gone = store.delete_expired_files(before_ms=disk.now_ms + 3_600_000).segments
+            yield Verdict(lost=[f"{len(gone)} segments with messages that were stored later"] * bool(gone))
+
+
+def of_the_next_segment(_: Any) -> Any:
+    """What follows a segment is taken for later than what is in it."""
+    return lambda files, start: int(files.commit_log.head(start + files.commit_log.segment_size)["store_timestamp_ms"])
+
+
 def blanks_in_a_brokers_file(_: Ground) -> Iterator[Verdict]:
     """A broker's file says `fileReservedTime=1 `, which means 72 hours; the segments are two hours old."""
     with _scratch() as root:
@@ -226,6 +246,7 @@ MUTANTS = (
     Mutant("retention does not look at delayed messages", lambda: mock.patch.object(expired, "SCHEDULE_TOPIC", "none"), "a delayed message that waits", delayed_messages_that_wait),
     Mutant("retention does not look at timer messages", without(expired, "waiting_in", []), "timer messages that wait", timers_that_wait),
     Mutant("retention takes a timer wheel for deliveries", patched(expired, "_due_ms", without_wheel), "timer messages that wait", timers_that_wait),
+    Mutant("retention takes a segment to end before the next one begins", patched(expired, "_last_time", of_the_next_segment), "store times that went back", times_that_went_back),
     Mutant("a number of a broker's file is read without its blanks", patched(config, "value_of", lambda _: lambda _kind, text: text.strip()), "blanks in a broker's file", blanks_in_a_brokers_file),
     Mutant("a compacted topic is written", without(Topics, "is_compacted", False), "puts into compacted topics", puts_into_compacted_topics),
 )  # fmt: skip
