@@ -3,7 +3,8 @@
 `difference` compares the kernel with the scalar codec. `abused` calls its functions with arguments that do not fit
 together, which may end in an error and in nothing else: the sanitizers see each byte that it touches wrongly.
 
-    python -m crash.kernel_cases SEED COUNT     as the mode `fuzz` starts it, with a kernel that was built with sanitizers
+    python -m crash.kernel_cases SEED COUNT             as the mode `fuzz` starts it, with a kernel that has sanitizers
+    python -m crash.kernel_cases SEED COUNT reading     only what reads records
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
@@ -546,24 +547,25 @@ ABUSES: tuple[Callable[[kernel.Kernel, random.Random], None], ...] = (
     differences_in_reading,
 )
 """One for each function of the kernel, or for several."""
+OF_READING = (abuse_notes, differences_in_reading, differences_in_reading, differences_in_reading)
 
 
-def abused(lib: kernel.Kernel, seed: int) -> None:
+def abused(lib: kernel.Kernel, seed: int, abuses: Sequence[Callable[[kernel.Kernel, random.Random], None]]) -> None:
     """Call one function with arguments that do not fit together; all but the errors of arguments is raised."""
     chance = random.Random(seed)
     try:
-        chance.choice(ABUSES)(lib, chance)
+        chance.choice(abuses)(lib, chance)
     except (ValueError, TypeError, OverflowError):
         pass
 
 
-def main(seed: int, count: int) -> None:
+def main(seed: int, count: int, *, reading: bool = False) -> None:
     lib = kernel.lib
     assert lib is not None, kernel.why_not
     for number in range(seed * 1_000_000, seed * 1_000_000 + count):
         print(number, file=sys.stderr)
-        if number % 8:
-            abused(lib, number)
+        if number % 8 or reading:
+            abused(lib, number, OF_READING if reading else ABUSES)
             continue
         compared = difference_of_message if number % 16 else difference
         by_kernel, by_rows = compared(number, legal=number % 3 == 0)
@@ -572,4 +574,4 @@ def main(seed: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), reading=sys.argv[3:] == ["reading"])

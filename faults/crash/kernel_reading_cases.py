@@ -34,9 +34,13 @@ def _topic_beyond_the_end(record: bytes, chance: random.Random) -> bytes:
 
 
 def _records(chance: random.Random) -> None:
-    """Records among which some are changed, where units say that they are, or elsewhere."""
+    """Records among which some are changed, where units say that they are, or elsewhere; or none is changed."""
     queue = both_codecs.queue if chance.random() < 0.5 else both_codecs.chain
     pieces = queue(chance, chance.choice((1, 3, 9)))
+    columns = chance.sample(both_codecs.ALL, chance.choice((1, 4, len(both_codecs.ALL))))
+    if chance.random() < 0.3:
+        both_codecs.both(*both_codecs.laid_out(pieces), columns)
+        return
     if chance.random() < 0.3:
         pieces[-1] = _topic_beyond_the_end(pieces[-1], chance)
     data, starts, sizes = both_codecs.laid_out(pieces)
@@ -47,7 +51,6 @@ def _records(chance: random.Random) -> None:
         starts[chance.randrange(len(pieces))] = chance.choice((*both_codecs.INT64, len(data), len(data) - 91))
     for _ in range(chance.choice((0, 0, 1, 3))):
         sizes[chance.randrange(len(pieces))] = chance.choice((0, -1, 90, 91, 2**31 - 1, -(2**31)))
-    columns = chance.sample(both_codecs.ALL, chance.choice((1, 4, len(both_codecs.ALL))))
     verify = chance.random() < 0.3  # a CRC would refuse most of what else is looked for
     both_codecs.both(
         _changed(data.tobytes(), chance), starts, sizes, columns, expected=expected, verify_body_crc=verify

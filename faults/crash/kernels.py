@@ -58,8 +58,8 @@ def _preloaded() -> list[str]:
     return found if all(os.path.isabs(path) for path in found) else []
 
 
-def sanitized(folder: Path, seed: int, count: int, command: str, sources: Path = SOURCES) -> Counts:
-    """Build the kernel with sanitizers and run so many cases in another process."""
+def sanitized(folder: Path, seed: int, count: int, command: str, sources: Path = SOURCES, *what: str) -> Counts:
+    """Build the kernel with sanitizers and run so many cases in another process; with "reading", only those."""
     counts = Counts()
     reason = compiling.why_not() or ("" if _preloaded() else "the C compiler has no address sanitizer")
     if reason:
@@ -77,7 +77,7 @@ def sanitized(folder: Path, seed: int, count: int, command: str, sources: Path =
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # and so has each buffer of Arrow
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    program = [sys.executable, "-m", "crash.kernel_cases", str(seed), str(count)]
+    program = [sys.executable, "-m", "crash.kernel_cases", str(seed), str(count), *what]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, errors="replace", check=False)
     said = done.stderr.splitlines()
     numbers = [line for line in said if line.isdigit()]
@@ -148,4 +148,11 @@ def abuses(ground: Ground) -> Iterator[Verdict]:
     """Give the kernel arguments that lie, with sanitizers."""
     for seed in range(3):
         counts = sanitized(ground.folder, seed, 3000, "", SOURCES)
+        yield Verdict(misread=counts.failures)
+
+
+def readings(ground: Ground) -> Iterator[Verdict]:
+    """Let the kernel read hostile records, with sanitizers, and compare it with the scalar codec."""
+    for seed in range(3):
+        counts = sanitized(ground.folder, seed, 2000, "", SOURCES, "reading")
         yield Verdict(misread=counts.failures)

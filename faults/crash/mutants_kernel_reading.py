@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from crash.kernels import abuses, compiling, planted
+from crash.kernels import compiling, planted, readings
 from crash.planting import Mutant
 
 
 def _reading(name: str, file: str, old: str, new: str) -> Mutant:
-    return Mutant(name, planted(file, old, new), "fuzz: the kernel with sanitizers", abuses)
+    return Mutant(name, planted(file, old, new), "fuzz: the kernel with sanitizers", readings)
 
 
 _ALL = (

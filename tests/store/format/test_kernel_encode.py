@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies
-from crash.kernel_cases import HOSTS, NASTY, abuse_encode, abused, both, difference, difference_of_message
+from crash.kernel_cases import ABUSES, HOSTS, NASTY, abuse_encode, abused, both, difference, difference_of_message
 from messagestore.format import kernel, record_encode
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
@@ -77,7 +77,7 @@ def test_the_kernel_encodes_what_producers_send(monkeypatch):
 def test_arguments_that_do_not_fit_together_are_errors(seed):
     """Nothing else comes of them; `make crash` does this with sanitizers, which see more."""
     for number in range(seed * 100, seed * 100 + 100):
-        abused(kernel.lib, number)
+        abused(kernel.lib, number, ABUSES)
 
 
 words = st.one_of(strategies.texts, st.sampled_from(NASTY), strategies.any_text.filter(lambda text: not _lone(text)))
