@@ -304,7 +304,9 @@ def test_a_reader_does_not_go_on_with_another_store(tmp_path: Path):
         lambda: reader.ends(["t"]),
         lambda: reader.publish_progress("g", {}),
     ):
-        with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ in place of store \w+, which this query"):
+        with pytest.raises(
+            StoreWentBackwardsError, match=r"found store \w+ in place of store \w+, which was read until now"
+        ):
             ask()
     second.stop()
     third = Server(Service(hosts[0]), port=port)
