@@ -31,19 +31,22 @@ class _Program(Commands):
     # The context is typer's own class or click's, by version.
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override] # noqa: ARG002
         """All names, in the order of their places."""
-        names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-        names.sort(key=lambda name: _module(name).PLACE)
+        names = sorted(_names(), key=lambda name: _module(name).PLACE)
         self.commands = {name: self.commands.get(name) or _made(name) for name in names}
         return names
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """The command of this name, or None."""
         if cmd_name not in self.commands:
-            if cmd_name in {module.name for module in pkgutil.iter_modules(commands.__path__)}:
+            if cmd_name in _names():
                 self.commands[cmd_name] = _made(cmd_name)
             else:
                 self.list_commands(ctx)  # a mistyped name is compared with all of them
         return self.commands.get(cmd_name)
+
+
+def _names() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(commands.__path__)]
 
 
 def _module(name: str) -> Any:

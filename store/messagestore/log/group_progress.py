@@ -69,16 +69,12 @@ def add_pending(
         A BATCH record that carries progress cannot be read.
     """
     passed: list[Passed] = []
-    while first < end:
-        units = read(first, min(_UNITS, end - first))
-        if not len(units):
-            break
-        for physical_offset in _carrying(units, log):
+    for places, following in _carrying(log, first, end, read):
+        for physical_offset in places:
             batch = known_batch(log, physical_offset)
             if batch is not None:  # a broker's client may have written a message with this tag
                 passed += _add(table, batch)
-        first += len(units)
-        table.settle(first)
+        table.settle(following)
     return passed
 
 
@@ -87,20 +83,23 @@ def pending_places(files: StoreFiles, end: int, table: ConsumerOffsets) -> Itera
     if table.settled is None:
         return
     queue = files.queue(BATCH_TOPIC, 0)
-    first, stop = table.settled, queue.end(limit=end)
-    while first < stop:
-        units = queue.read(first, min(_UNITS, stop - first))
+    for places, _ in _carrying(files.commit_log, table.settled, queue.end(limit=end), queue.read):
+        yield from places
+
+
+def _carrying(
+    log: CommitLog, first: int, end: int, read: Callable[[int, int], NDArray[np.void]]
+) -> Iterator[tuple[list[int], int]]:
+    """The physical offsets of those of the BATCH records `first..end` that carry progress, by their units, in pieces.
+    With each comes the number of the record behind it.
+    """
+    while first < end:
+        units = read(first, min(_UNITS, end - first))
         if not len(units):
-            break
-        yield from _carrying(units, files.commit_log)
+            return
+        carrying = (units["tags_code"] == _TAGS_CODE) & (units["physical_offset"] >= log.min_offset)
         first += len(units)
-
-
-def _carrying(units: NDArray[np.void], log: CommitLog) -> list[int]:
-    """The physical offsets of the BATCH records in the log that carry progress, by their units."""
-    carrying = (units["tags_code"] == _TAGS_CODE) & (units["physical_offset"] >= log.min_offset)
-    places: list[int] = units["physical_offset"][carrying].tolist()
-    return places
+        yield units["physical_offset"][carrying].tolist(), first
 
 
 def _add(table: ConsumerOffsets, batch: BatchRecord) -> list[Passed]:

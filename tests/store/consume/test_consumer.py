@@ -283,6 +283,13 @@ def test_beside_a_broker_it_reads_and_does_not_commit(tmp_path: Path, caplog: py
 # ---- what goes wrong below it
 
 
+def expired(root: Path) -> int:
+    """Delete all but the last segment; the first message that is left."""
+    with MessageStore.open(root, SMALL) as store:
+        store.delete_expired_files(before_offset=1 << 40, at_once=True)
+        return store.min_offset("t", 0)
+
+
 def test_messages_that_retention_has_deleted_are_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,9 +297,7 @@ def test_messages_that_retention_has_deleted_are_skipped_with_a_warning(
     with consumer(tmp_path) as reader:
         reader.poll(max_records=1)
         reader.seek(T0, 1)
-        with MessageStore.open(tmp_path, SMALL) as store:
-            store.delete_expired_files(before_offset=1 << 40, at_once=True)
-            low = store.min_offset("t", 0)
+        low = expired(tmp_path)
         assert low > 1
         assert reader.poll(1, max_records=1)[T0][0].queue_offset == low
         assert "retention has deleted their segments" in caplog.text
@@ -305,10 +310,7 @@ def test_a_consumer_that_is_opened_says_what_retention_has_deleted_of_its_group(
     with consumer(tmp_path) as reader:
         reader.poll(max_records=5)
         reader.commit()
-    with MessageStore.open(tmp_path, SMALL) as store:
-        store.delete_expired_files(before_offset=1 << 40, at_once=True)
-        low = store.min_offset("t", 0)
-
+    low = expired(tmp_path)
     with consumer(tmp_path) as reader:
         assert reader.poll(1, max_records=1)[T0][0].queue_offset == low > 5
     assert f"continues at {low} in t/0: {low - 5} messages from 5 on are gone" in caplog.text
