@@ -161,7 +161,12 @@ class ProcessStores:
     """Opens stores as the process that the calling thread plays; tasks pickle it by its name."""
 
     def reader(
-        self, path: Location | str, config: StoreConfig | None = None, proven: Proven | None = None
+        self,
+        path: Location | str,
+        config: StoreConfig | None = None,
+        proven: Proven | None = None,
+        *,
+        to_gather: bool = False,  # noqa: ARG002 - this store is here
     ) -> LocalReader:
         """Return a reader; reading changes nothing, so it needs no process."""
         return LocalReader(path, config, proven)

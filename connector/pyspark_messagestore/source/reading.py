@@ -41,7 +41,7 @@ def read_ranges(
 
     path = partition.location or options.location
     try:
-        store = stores.reader(path, proven=partition.proven)
+        store = stores.reader(path, proven=partition.proven, to_gather=True)
     except NotAStoreError:  # Spark runs a task on any host, also on one where this path is another disk
         raise planned_elsewhere(path, partition.store_id, "no store") from None
 

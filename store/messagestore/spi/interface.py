@@ -591,7 +591,12 @@ class Stores(Protocol):
     """Opens stores by their location. It is pickled into Spark's tasks, so it holds plain values only."""
 
     def reader(
-        self, location: Location, config: StoreConfig | None = None, proven: Proven | None = None
+        self,
+        location: Location,
+        config: StoreConfig | None = None,
+        proven: Proven | None = None,
+        *,
+        to_gather: bool = False,
     ) -> StoreReader:
         """Open a store for reading.
 
@@ -599,6 +604,9 @@ class Stores(Protocol):
         ----------
         proven : Proven | None
             What the driver's reader returned for the ranges that are read.
+        to_gather : bool
+            The caller only gathers, with a `PlannedRead` that names the store: a store on another host is not asked
+            which one it is, and that there is none is told by `gather`.
 
         Raises
         ------

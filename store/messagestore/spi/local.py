@@ -103,7 +103,12 @@ class LocalStores:
     """The stores in folders of this host. It has no state, so a task receives only its name."""
 
     def reader(
-        self, location: Location | str, config: StoreConfig | None = None, proven: Proven | None = None
+        self,
+        location: Location | str,
+        config: StoreConfig | None = None,
+        proven: Proven | None = None,
+        *,
+        to_gather: bool = False,  # noqa: ARG002 - opening asks nobody
     ) -> LocalReader:
         """Open a store for reading."""
         return LocalReader(location, config, proven)

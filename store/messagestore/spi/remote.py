@@ -74,9 +74,11 @@ class RemoteStores:
         location: Location | str,
         config: StoreConfig | None = None,  # noqa: ARG002
         proven: Proven | None = None,  # noqa: ARG002
+        *,
+        to_gather: bool = False,
     ) -> RemoteReader:
         """Open a store for reading. The settings are those of the server, which also knows what is proven."""
-        return RemoteReader(self._link(location))
+        return RemoteReader(self._link(location), to_gather=to_gather)
 
     def writer(
         self,
@@ -100,6 +102,8 @@ class RemoteReader:
     Parameters
     ----------
     link : Link
+    to_gather : bool
+        Only `gather` will be called, for which the server needs to keep no reader: nothing is asked before.
 
     Raises
     ------
@@ -109,18 +113,20 @@ class RemoteReader:
         The server does not answer.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, to_gather: bool = False) -> None:
         self._link, self._id = link, uuid.uuid4().hex
         self._ends: Ends | None = None
         self._asked: tuple[tuple[str, ...], bool] = ((), False)
         self._looked_s = 0.0
-        self._closed = False
+        self._closed = self._has_asked = False
         self._store_id = ""
-        self._store_id = self.describe().store_id
+        if not to_gather:
+            self._store_id = self.describe().store_id
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
         self._check_open()
         body = {"reader": self._id, "arguments": arguments, "store": self._store_id}
+        self._has_asked = True
         return self._link.call(f"reader/{verb}", body)
 
     def _check_open(self) -> None:
@@ -276,9 +282,9 @@ class RemoteReader:
         return progress
 
     def close(self) -> None:
-        """Let the server close its reader; if it does not answer, it does so by itself later."""
-        if not self._closed:
-            self._closed = True
+        """Let the server close its reader, if it has one; if it does not answer, it does so by itself later."""
+        is_open, self._closed = not self._closed, True
+        if is_open and self._has_asked:
             with contextlib.suppress(Exception):
                 self._link.connection().last("reader/close", to_text({"reader": self._id}))
 

@@ -69,6 +69,8 @@ class RocketMQStores:
         location: Location,
         config: StoreConfig | None = None,  # noqa: ARG002
         proven: Proven | None = None,  # noqa: ARG002
+        *,
+        to_gather: bool = False,  # noqa: ARG002 - opening asks no broker
     ) -> RocketMQReader:
         """Open the store of a broker for reading; the broker is asked by the first call."""
         client = client_of(location)

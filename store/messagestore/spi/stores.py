@@ -17,10 +17,15 @@ class StoresByScheme:
     """The stores of this host and those that are served. It has no state, so a task receives only its name."""
 
     def reader(
-        self, location: Location, config: StoreConfig | None = None, proven: Proven | None = None
+        self,
+        location: Location,
+        config: StoreConfig | None = None,
+        proven: Proven | None = None,
+        *,
+        to_gather: bool = False,
     ) -> StoreReader:
         """Open a store for reading."""
-        return _stores_of(location).reader(location, config, proven)
+        return _stores_of(location).reader(location, config, proven, to_gather=to_gather)
 
     def writer(
         self,

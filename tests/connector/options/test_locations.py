@@ -34,9 +34,9 @@ class ServedStores:
         self.root = root
         self.opened: list[Location] = []
 
-    def reader(self, location: Location, *arguments: Any) -> Any:
+    def reader(self, location: Location, *arguments: Any, **options: Any) -> Any:
         self.opened.append(location)
-        return LOCAL_STORES.reader(self.root, *arguments)
+        return LOCAL_STORES.reader(self.root, *arguments, **options)
 
     def writer(self, location: Location, config: StoreConfig, **options: Any) -> Any:
         self.opened.append(location)

@@ -13,7 +13,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from messagestore import MessageColumns, MessageStore
-from messagestore.spi import LOCAL_STORES
+from messagestore.serve.hosted import Hosted
+from messagestore.serve.server import Server
+from messagestore.serve.service import Service
+from messagestore.spi import LOCAL_STORES, STORES
 from pyspark_messagestore.options.table import source_options
 from pyspark_messagestore.options.values import MOST
 from pyspark_messagestore.source.readers import StreamReader
@@ -107,3 +110,28 @@ def test_a_query_over_many_queues_is_restarted_with_few_calls(root: str, options
     assert sum(batch.num_rows for partition in planned[:2] for batch in restarted.read(partition)) > 0
     assert stores.calls == {"gather": len(planned[:2])}
     restarted.stop()
+
+
+def requests_of(server: Server) -> Counter[str]:
+    """How often a server was asked, by verb."""
+    lines = server.service.counters.text().decode().splitlines()
+    counted = [line for line in lines if line.startswith("messagestore_serve_requests_total{")]
+    return Counter({line.split('"')[1]: int(line.rsplit(" ", 1)[1]) for line in counted})
+
+
+def test_a_task_sends_a_server_one_request(root: str) -> None:
+    """It asks for the bytes of its ranges, which name the store in which they were planned, and for nothing before."""
+    server = Server(Service(Hosted(root, CONFIG)))
+    server.start()
+    try:
+        given = {"path": server.url, "subscribe": "t0,t1", "startingOffsets": "earliest"}
+        driver = StreamReader(source_options(given), Projection.of(core_schema("rocketmq")), STORES)
+        start = driver.initialOffset()
+        planned = driver.partitions(start, driver.latestOffset(start, ReadAllAvailable()))[:3]
+
+        before = requests_of(server)
+        assert sum(batch.num_rows for partition in planned for batch in driver.read(partition)) > 0
+        assert requests_of(server) - before == {"gather": len(planned)}
+        driver.stop()
+    finally:
+        server.stop()

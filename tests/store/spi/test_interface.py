@@ -152,8 +152,10 @@ class Served:
             server.start()
         return self._servers[path].url
 
-    def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> StoreReader:
-        return self._stores.reader(self._url(path), config, proven)
+    def reader(
+        self, path: str, config: StoreConfig | None = None, proven: Proven | None = None, **options: Any
+    ) -> StoreReader:
+        return self._stores.reader(self._url(path), config, proven, **options)
 
     def writer(self, path: str, config: StoreConfig, **options: Any) -> StoreWriter:
         return self._stores.writer(self._url(path), config, **options)
