@@ -166,7 +166,7 @@ class ProcessStores:
         config: StoreConfig | None = None,
         proven: Proven | None = None,
         *,
-        to_gather: bool = False,  # noqa: ARG002 - this store is here
+        to_gather: bool = False,
     ) -> LocalReader:
         """Return a reader; reading changes nothing, so it needs no process."""
         return LocalReader(path, config, proven)

@@ -217,7 +217,7 @@ class Retention:
         writer.finish()
         try:
             settle_progress(writer)  # the BATCH record that carries it may be deleted
-        except (CorruptionError, OSError) as error:
+        except (CorruptionError, StoreLockedError, OSError) as error:
             if not expiry.at_once:
                 raise
             expiry = replace(expiry, pending_progress=first_pending(writer))

@@ -28,8 +28,9 @@ from messagestore import (
     StoreWentBackwardsError,
 )
 from messagestore.batches import append as batches
+from messagestore.batches import progress as progress_of_batches
 from messagestore.batches.progress import Move
-from messagestore.files.consumer_offsets import PROGRESS_GROUP, ConsumerOffsets, publish_offsets
+from messagestore.files.consumer_offsets import PROGRESS_GROUP, ConsumerOffsets, offsets_locked, publish_offsets
 from messagestore.files.disk import Disk
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.inspect import operator
@@ -283,8 +284,9 @@ def test_retention_writes_the_table_before_it_deletes_the_record(root: Path, mon
         assert table(root).get("in", "g") == {0: COUNT}
 
 
+@pytest.mark.parametrize("cause", ["no room for the table", "the table is locked"])
 def test_a_full_disk_does_not_take_a_record_whose_progress_is_pending(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     """What lies before it goes. Without it, the group would go back, and the pipe would append its results again."""
     config = SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=2048)
@@ -306,8 +308,12 @@ def test_a_full_disk_does_not_take_a_record_whose_progress_is_pending(
         def no_room(table: ConsumerOffsets) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), table.path)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(ConsumerOffsets, "save", no_room)
+        with monkeypatch.context() as patch, contextlib.ExitStack() as others:
+            if cause == "no room for the table":
+                patch.setattr(ConsumerOffsets, "save", no_room)
+            else:
+                patch.setattr(progress_of_batches, "_TIMEOUT_S", 0.0)
+                others.enter_context(offsets_locked(Disk(), str(root), "another process", 0.0))
             deleted = store.delete_expired_files(at_once=True)
         assert len(deleted.segments) == 2
         assert "a batch there moves consumer groups, and their table cannot be written" in deleted.kept
