@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from checkpoints import QUERY, checkpoint, offset, write
 from cli_runs import error, lines, objects, on_terminal, run
 from messagestore import Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.serve.hosted import Hosted
+from messagestore.serve.server import Server
+from messagestore.serve.service import Service
 from pyspark_messagestore.checkpoint import spark_checkpoint
 from pyspark_messagestore.checkpoint.spark_checkpoint import read_checkpoint
 from small import SMALL, ClockDisk, filled
@@ -297,10 +301,22 @@ def test_copying_shows_how_far_it_is(tmp_path: Path) -> None:
 # ---- lag
 
 
-def test_lag_of_a_query_that_is_stopped(tmp_path: Path, root: Path, store_id: str) -> None:
+@pytest.fixture(params=["in its folder", "behind its URL"])
+def place(request: pytest.FixtureRequest, root: Path) -> Iterator[str]:
+    """What stands for the store in a command."""
+    if request.param == "in its folder":
+        yield str(root)
+        return
+    server = Server(Service(Hosted(str(root), SMALL)))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+def test_lag_of_a_query_that_is_stopped(tmp_path: Path, root: Path, place: str, store_id: str) -> None:
     """Messages, bytes and since when, for each queue; a batch that is planned and not done counts as lag."""
     path = checkpoint(tmp_path / "ck", [[offset(store_id, 1, 5)], [offset(store_id, 5, 5)]], committed=1)
-    result = run("lag", root, "--checkpoint", path, "--json")
+    result = run("lag", place, "--checkpoint", path, "--json")
     rows = objects(result)
     with MessageStore.open_read_only(root) as store:
         waiting = store.get_message("t", 0, 1, 10).messages
@@ -320,7 +336,7 @@ def test_lag_of_a_query_that_is_stopped(tmp_path: Path, root: Path, store_id: st
     }
     assert (rows[1]["lag"], rows[1]["lagBytes"], rows[1]["oldestUnread"]) == (0, 0, None)
     assert "batch 1 is planned and not done; its messages count as lag" in result.stderr
-    shown = lines(run("lag", root, "--checkpoint", path))
+    shown = lines(run("lag", place, "--checkpoint", path))
     assert shown[0].split() == ["topic", "queue", "read", "up", "to", "min", "max", "lag", "bytes", "oldest", "unread"]
     assert shown[1].split()[:6] == ["t", "0", "1", "0", "5", "4"]
     assert shown[-1].startswith("4 messages, ")
