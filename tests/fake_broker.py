@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import ssl
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,7 +16,7 @@ from messagestore.format.message import Message
 from messagestore.format.record import encode_message, stamp_record
 from messagestore.remoting import codes
 from messagestore.remoting.frames import Frame
-from remoting_peer import Peer, answer, answering
+from remoting_peer import Peer, answer, read_frame
 
 NAME = "broker-a"
 CONFIG = StoreConfig()
@@ -36,6 +39,10 @@ class Broker:
     others: list[Broker] = field(default_factory=list)
     """More brokers, which this one knows as a name server."""
     slave: Broker | None = None
+    keeps: bool = True
+    """Whether it keeps pulls that may be kept until there is a message."""
+    kept: list[tuple[socket.socket, Frame]] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def put(
         self, topic: str, queue_id: int, body: bytes, time_ms: int = 1_700_000_000_000, number: int | None = None
@@ -45,16 +52,44 @@ class Broker:
         host = pack_host("127.0.0.1:10911")
         record = encode_message(message, queue_id=queue_id, store_host=host, limits=CONFIG)
         stamp_record(record, len(queue) if number is None else number, self.log_size, time_ms)
-        queue.append(bytes(record))
-        self.log[self.log_size] = bytes(record)
-        self.log_size += len(record)
+        with self.lock:
+            queue.append(bytes(record))
+            self.log[self.log_size] = bytes(record)
+            self.log_size += len(record)
+            self.answer_kept(lambda request: int(request.fields["queueOffset"]) < len(queue), topic, queue_id)
 
-    def reply(self, request: Frame) -> bytes | None:
+    def answer_kept(self, is_due: Callable[[Frame], bool], topic: str, queue_id: int) -> None:
+        """Answer the pulls of a queue that were kept, and that are due."""
+        for connection, request in list(self.kept):
+            if (request.fields["topic"], int(request.fields["queueId"])) == (topic, queue_id) and is_due(request):
+                self.kept.remove((connection, request))
+                with contextlib.suppress(OSError):  # the client went
+                    connection.sendall(self._pulled(request, self.queues[topic, queue_id], 0))
+
+    def _serve(self, connection: socket.socket) -> None:
+        while (request := read_frame(connection)) is not None:
+            data = self.reply(request, connection)
+            if data is None:
+                return
+            with self.lock:
+                connection.sendall(data)
+
+    def _is_kept(self, request: Frame) -> bool:
+        fields = request.fields
+        if not self.keeps or request.code != codes.PULL_MESSAGE or not int(fields["sysFlag"]) & 2:
+            return False
+        return int(fields["queueOffset"]) == len(self.queues.get((fields["topic"], int(fields["queueId"])), []))
+
+    def reply(self, request: Frame, connection: socket.socket | None = None) -> bytes | None:
         self.asked.append(request)
         if self.fault is not None:
             data = self.fault(request)
             if data is not None:
                 return data or None
+        with self.lock:
+            if connection is not None and self._is_kept(request):
+                self.kept.append((connection, request))
+                return b""
         fields = request.fields
         queue = (fields.get("topic", ""), int(fields.get("queueId", 0)))
         records, begin = self.queues.get(queue, []), self.begins.get(queue, 0)
@@ -116,6 +151,6 @@ class Broker:
 
     def serve(self, tls: ssl.SSLContext | None = None) -> Peer:
         """A server on a free port; `address` is its own from then on."""
-        peer = Peer(answering(self.reply), tls=tls)
+        peer = Peer(self._serve, tls=tls)
         self.address = peer.address
         return peer

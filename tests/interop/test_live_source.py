@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,29 @@ def test_consumer_progress_while_the_broker_runs(memory: Path, names: NameServer
             ("broker-a", 0, 8, 6),
             ("broker-a", 1, 8, 6),
         ]
+    COUNTS.stores += 1
+
+
+def test_a_put_ends_the_wait_of_a_reader(memory: Path, names: NameServer) -> None:
+    """The broker keeps a pull of each queue: an idle reader asks only now and then, and each message ends its wait."""
+    with broker(NEWEST, memory, names) as a:
+        create_topic(names, [a], "t", 4)
+        store = STORES.reader(Location.of(f"rocketmq://{names}"))
+        found = store.ends(["t"], store.ends(["t"]))
+        for number in range(100):
+            sender = threading.Thread(target=put, args=(names, "t", [b"%d" % number] * (1 + number % 4)))
+            sender.start()
+            wanted = sum(found.queues.values()) + 1 + number % 4
+            while sum(found.queues.values()) < wanted:
+                store.await_change(60)
+                found = store.ends(["t"], found)
+            sender.join()
+            COUNTS.messages += 1 + number % 4
+        waiter = threading.Thread(target=store.await_change, args=(600,), daemon=True)
+        waiter.start()
+        store.close()
+        waiter.join(60)
+        assert not waiter.is_alive()
     COUNTS.stores += 1
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from messagestore.errors import ConfigError, ProtocolError, StoreUnavailableError
@@ -40,6 +41,8 @@ second, and says so if it is busy.
 """
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _OPAQUE_LIMIT = 1 << 31
+_SHORTEST_S = 0.001
+"""How long a read may take of which a part has arrived already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,11 @@ class Call:
         """Whether the answer, or the end of the connection, was read already."""
         return self._answer is not None or self._failure is not None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the connection broke before the answer came."""
+        return self._failure is not None
+
     def answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """Wait for the answer, whatever its code is.
 
@@ -123,6 +131,19 @@ class Call:
     def end(self, answer: Answer | None, failure: Exception | None = None) -> None:
         """Set what became of the request."""
         self._answer, self._failure = answer, failure
+
+    def give_up(self) -> None:
+        """Want no answer any more; one that arrives is dropped."""
+        self._connection.forget(self)
+
+
+def read_any(calls: Sequence[Call], timeout_s: float) -> None:
+    """Wait until one of some calls is done, whatever its answer is, for at most `timeout_s` seconds.
+
+    All calls are of the same connection, or are done. With 0, only what has arrived already is read.
+    """
+    if calls and not any(call.is_done for call in calls):
+        calls[0]._connection.read_any(calls, time.monotonic() + timeout_s)
 
 
 class Connection:
@@ -239,18 +260,46 @@ class Connection:
                 if left_s <= 0:
                     self._calls.pop(call.opaque, None)
                     raise StoreUnavailableError(f"{self.address}: no answer within {timeout_s:g} s")
-                if self._has_reader:
-                    self._turn.wait(left_s)
-                    continue
+                self._take_turn(left_s)
 
-                self._has_reader = True
-                self._turn.release()
-                try:
-                    self._read(left_s)
-                finally:
-                    self._turn.acquire()
-                    self._has_reader = False
-                    self._turn.notify_all()
+    def read_any(self, calls: Sequence[Call], until_s: float) -> None:
+        """Read frames until one of some calls is done, or the time is over and nothing more has arrived."""
+        with self._turn:
+            while not any(call.is_done for call in calls):
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 and (self._has_reader or not self._has_arrived()):
+                    return
+                self._take_turn(max(left_s, _SHORTEST_S))
+
+    def _has_arrived(self) -> bool:
+        """Whether there is something to read."""
+        try:
+            if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+                return True
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):  # closed meanwhile: reading says so
+            return True
+
+    def _take_turn(self, timeout_s: float) -> None:
+        """Read on, or wait for the thread that does; the caller holds the turn."""
+        if self._has_reader:
+            self._turn.wait(timeout_s)
+            return
+
+        self._has_reader = True
+        self._turn.release()
+        try:
+            self._read(timeout_s)
+        finally:
+            self._turn.acquire()
+            self._has_reader = False
+            self._turn.notify_all()
+
+    def forget(self, call: Call) -> None:
+        """Drop the answer of a call when it arrives."""
+        self._calls.pop(call.opaque, None)
 
     def _read(self, timeout_s: float) -> None:
         """Read on for at most some time, and give a frame that is complete to its call. What was read is kept."""
@@ -311,6 +360,9 @@ class Connection:
                 if isinstance(error, ProtocolError | ConfigError)
                 else StoreUnavailableError(f"{self.address}: the connection broke: {error}")
             )
+        with contextlib.suppress(OSError):
+            # A thread that waits for an answer wakes up. TLS's own method takes away what that thread reads with.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._socket.close()
         while self._calls:

@@ -51,9 +51,12 @@ from messagestore.spi.interface import (
 )
 from messagestore.spi.location import Location, RemoteSettings
 from messagestore.spi.pulls import ANSWERS, GROUP, Pull, Records, pull_fields
+from messagestore.spi.waits import Waits
 
 LOOK_S = 0.1
-"""For how long the ends that a broker has said are taken for the newest."""
+"""How often a broker is asked for ends that keeps no requests, as a slave."""
+ALL_S = 5.0
+"""How often a broker that keeps requests is asked all the same: a queue may have become shorter, or have come."""
 NAMES_S = 5.0
 """How long the names of topics are kept before the name servers are asked again."""
 _SAMPLED = 32
@@ -165,6 +168,7 @@ class RocketMQReader:
         self._replicas = Replicas(client, name, slaves_first=location.settings.read_from == "slave")
         self._group = location.settings.group or GROUP
         self._path = str(location.of_broker(name))
+        self._waits = Waits(self._replicas, self._group)
         self._instance, self._serials = uuid.uuid4().hex, itertools.count()
         self._answers: dict[tuple[tuple[str, ...], bool], Ends] = {}
         self._looked_s: dict[tuple[tuple[str, ...], bool], float] = {}
@@ -238,11 +242,13 @@ class RocketMQReader:
     # ---- ends
 
     def ends(self, topics: Sequence[str], since: Ends | None = None, *, names: bool = False) -> Ends:
-        """How far the queues of some topics reach. The broker is asked at most ten times a second."""
+        """How far the queues of some topics reach. The broker is asked when it has answered a request that it kept."""
         key, now_s = (tuple(topics), names), time.monotonic()
         before = self._answers.get(key)
-        if before is not None and since is before and now_s - self._looked_s[key] < LOOK_S:
-            return before
+        if before is not None and since is before and not self._is_closed:
+            fresh_s = LOOK_S if not self._waits.is_armed else ALL_S if self._waits.is_quiet(before.queues) else 0.0
+            if now_s - self._looked_s[key] < fresh_s:
+                return before
 
         queues = self._awaited_queues(topics)
         ends = dict(zip(queues, self._max_offsets(queues), strict=True))
@@ -275,6 +281,8 @@ class RocketMQReader:
                 serial=next(self._serials),
             )
         self._answers[key], self._looked_s[key] = answer, now_s
+        if since is not None:  # whoever asks once does not wait
+            self._waits.arm(ends)
         return answer
 
     def _awaited_queues(self, topics: Sequence[str]) -> list[Queue]:
@@ -308,8 +316,11 @@ class RocketMQReader:
         return [max(0, answer.number("offset")) for answer in self._asked(requests)]
 
     def await_change(self, timeout_s: float) -> None:
-        """Wait until `ends` would ask the broker again."""
-        time.sleep(max(0.0, min(timeout_s, LOOK_S)))
+        """Wait until the broker has a message behind the ends that `ends` has returned last."""
+        if self._waits.is_armed:
+            self._waits.wait(timeout_s)
+        else:
+            time.sleep(max(0.0, min(timeout_s, LOOK_S)))
 
     def begins(self, queues: Iterable[Queue]) -> Queues:
         """The number of the first message of each queue that is still in the log."""

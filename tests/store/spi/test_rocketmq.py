@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,7 +23,7 @@ from messagestore import (
 )
 from messagestore.remoting import codes
 from messagestore.remoting.frames import Frame
-from messagestore.spi import STORES, LastRecord, Location, PlannedRead, Range, StoreReader, brokers_of
+from messagestore.spi import STORES, Ends, LastRecord, Location, PlannedRead, Range, StoreReader, brokers_of
 from remoting_peer import answer
 
 QUEUE = ("t", 0)
@@ -465,3 +468,137 @@ def test_the_topics_of_a_broker_that_is_down_are_waited_for(broker: Broker) -> N
     with pytest.raises(StoreUnavailableError, match="do not know broker broker-a"):
         store.describe(["t"])
     store.close()
+
+
+# ---- waiting
+
+
+def looks(broker: Broker) -> list[Frame]:
+    return [frame for frame in broker.asked if frame.code == codes.GET_MAX_OFFSET]
+
+
+def awaited(broker: Broker, is_good: Callable[[], object]) -> None:
+    """Wait for something that the broker has got; another thread serves it."""
+    until_s = time.monotonic() + 30
+    while not is_good():
+        assert time.monotonic() < until_s, broker.asked[-5:]
+        time.sleep(0.001)
+
+
+def armed(broker: Broker, store: StoreReader) -> Ends:
+    """The ends of a reader that waits now."""
+    found = store.ends(["t"], store.ends(["t"]))
+    while len(broker.kept) < 2:
+        store.await_change(0.01)
+        found = store.ends(["t"], found)
+    return found
+
+
+def test_a_reader_that_waits_asks_nothing(broker: Broker, store: StoreReader) -> None:
+    """The broker keeps one pull for each queue, so nobody asks again and again whether there is something new."""
+    found = armed(broker, store)
+    assert {(frame.fields["queueId"], frame.fields["queueOffset"]) for _, frame in broker.kept} == {
+        ("0", "200"),
+        ("1", "1"),
+    }
+    assert {(frame.fields["sysFlag"], frame.fields["maxMsgNums"]) for _, frame in broker.kept} == {("6", "1")}
+    asked = len(broker.asked)
+    for _ in range(200):
+        assert store.ends(["t"], found) is found
+        store.await_change(0.001)
+    assert len(broker.asked) == asked
+
+
+def test_a_message_ends_the_wait(broker: Broker, store: StoreReader) -> None:
+    found = armed(broker, store)
+    for number in range(20):
+        queue_id = number % 2
+        threading.Timer(0.005, broker.put, ("t", queue_id, b"new")).start()
+        while (now := store.ends(["t"], found)) is found:
+            store.await_change(60)
+        assert now.queues["t", queue_id] == found.queues["t", queue_id] + 1
+        found = now
+
+
+def test_the_requests_of_other_queues_stay_with_the_broker(broker: Broker, store: StoreReader) -> None:
+    found = armed(broker, store)
+    others = [frame.opaque for _, frame in broker.kept if frame.fields["queueId"] == "1"]
+    broker.put("t", 0, b"new")
+    store.await_change(60)
+    store.ends(["t"], found)
+    awaited(broker, lambda: len(broker.kept) == 2)
+    assert [frame.opaque for _, frame in broker.kept if frame.fields["queueId"] == "1"] == others
+
+
+def test_closing_a_reader_ends_its_wait(broker: Broker, store: StoreReader) -> None:
+    """A query that is stopped does not wait for the broker's answer."""
+    armed(broker, store)
+    thread = threading.Thread(target=store.await_change, args=(600,), daemon=True)
+    thread.start()
+    store.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    with pytest.raises(StoreClosedError):
+        store.ends(["t"])
+
+
+def test_a_broker_that_goes_ends_the_wait(broker: Broker, store: StoreReader) -> None:
+    """It is met as it is without a wait: the next look asks for it until it is back."""
+    found = armed(broker, store)
+    (connection,) = {connection for connection, _ in broker.kept}
+    broker.kept.clear()
+    connection.shutdown(socket.SHUT_RDWR)
+    store.await_change(600)
+    broker.put("t", 0, b"meanwhile")
+    now = store.ends(["t"], found)
+    assert now.queues[QUEUE] == 201
+    assert now.instance == found.instance
+    awaited(broker, lambda: len(broker.kept) == 2)
+
+
+def test_a_broker_that_answers_without_a_message_gets_the_request_again(broker: Broker, store: StoreReader) -> None:
+    """It keeps a request for fifteen seconds; this one answers when the test says so."""
+    found = armed(broker, store)
+    sent_s = time.monotonic()
+    while time.monotonic() - sent_s < 0.2:  # sooner, it would seem to keep none
+        store.await_change(0.01)
+    opaques = {frame.opaque for _, frame in broker.kept}
+    broker.answer_kept(lambda _: True, "t", 0)
+    store.await_change(600)
+    assert store.ends(["t"], found) is found
+    awaited(broker, lambda: len(broker.kept) == 2)
+    assert len({frame.opaque for _, frame in broker.kept} & opaques) == 1
+
+
+def test_a_broker_that_keeps_no_requests_is_asked_now_and_then(broker: Broker, store: StoreReader) -> None:
+    """A broker with longPollingEnable=false, or a slave that does not answer consumers: as often as without a wait."""
+    broker.keeps = False
+    found = store.ends(["t"], store.ends(["t"]))
+    for _ in range(300):
+        found = store.ends(["t"], found)
+        store.await_change(0.002)
+    assert len(looks(broker)) < 60
+    broker.put("t", 0, b"new")
+    now = found
+    while now is found:
+        store.await_change(1)
+        now = store.ends(["t"], found)
+    assert now.queues[QUEUE] == 201
+
+
+def test_a_message_that_comes_while_the_ends_are_asked_for(broker: Broker, store: StoreReader) -> None:
+    """Its answer is newer than the end that was said just before, and is no sign that the broker keeps nothing."""
+    found = armed(broker, store)
+
+    def put(request: Frame) -> None:
+        if request.code == codes.GET_MAX_OFFSET and request.fields["queueId"] == "1":
+            broker.fault = None
+            broker.put("t", 0, b"behind the end that was said")
+
+    broker.fault = put
+    broker.put("t", 1, b"new")
+    store.await_change(600)
+    between = store.ends(["t"], found)
+    assert between.queues == {QUEUE: 200, ("t", 1): 2}
+    store.await_change(600)
+    assert store.ends(["t"], between).queues == {QUEUE: 201, ("t", 1): 2}
