@@ -19,7 +19,7 @@
 #   make docs-site   the documentation as a site, in dist/site
 #   make wheels      the source archive, and wheels for every Linux on x86-64 and on AArch64, in dist
 #   make pins        the hashes of constraints.txt, after a version in it was changed
-#   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
+#   make docs        regenerate the tables of store/FORMAT.md and connector/README.md, and the alerts in deploy
 
 PYTHON ?= python3
 ARGS   ?=
@@ -179,6 +179,7 @@ bench-peers: setup
 docs: setup
 	$(BIN)/python -W ignore::RuntimeWarning:runpy -m messagestore.format.layout store/FORMAT.md
 	$(BIN)/python -m pyspark_messagestore.options.table connector/README.md
+	$(BIN)/python -m pyspark_messagestore.monitoring.alerts deploy
 
 docs-site: setup
 	$(BIN)/mkdocs build --strict --quiet

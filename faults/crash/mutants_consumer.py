@@ -208,6 +208,21 @@ def taken_away(root: Path, verdict: Verdict) -> None:
         verdict.lost += [f"message {number}" for number in range(6) if b"%d" % number not in handed]
 
 
+def failed_poll(root: Path, verdict: Verdict) -> None:
+    """Ctrl-C comes when a poll has taken its messages and nobody has them yet."""
+    take_turns = Consumer._take_turns
+
+    def interrupted(*arguments: Any) -> None:
+        take_turns(*arguments)
+        raise KeyboardInterrupt
+
+    with Consumer(root, pipes.GROUP, pipes.IN, config=SMALL) as consumer:
+        with mock.patch.object(Consumer, "_take_turns", interrupted), contextlib.suppress(KeyboardInterrupt):
+            consumer.poll()
+        handed = [message.body for messages in consumer.poll().values() for message in messages]
+        verdict.lost += [f"message {number}" for number in range(6) if b"%d" % number not in handed]
+
+
 # ---- the bugs
 
 
@@ -365,6 +380,12 @@ MUTANTS = (
         without(retention, "first_pending"),
         "scenes of pipes",
         scene(deleted_on_a_full_disk),
+    ),
+    Mutant(
+        "a poll that fails keeps its messages",
+        without(_Cursor, "go_back"),
+        "scenes of pipes",
+        scene(failed_poll),
     ),
     Mutant(
         "a cancelled poll keeps its messages",

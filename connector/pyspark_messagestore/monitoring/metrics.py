@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from messagestore import MessageStore, StoreConfig, StoreError, StoreStats
-from messagestore.spi import STORES, Location, Queues, StoreReader
+from messagestore.spi import STORES, Location, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import read_progress, stream_offset
-from pyspark_messagestore.source.offsets import StreamOffset
+from pyspark_messagestore.monitoring.health import UNRECOVERED
 from pyspark_messagestore.source.same_log import place_now
 
 _SYSTEM_PREFIX = "rmq_sys_"
@@ -126,7 +128,7 @@ class StoreCollector(Collector):
             incoming.add_metric([store, row["topic"], _is_system(row["topic"])], row["messagesIn"])
 
         metrics: list[Metric] = [size, dispatch, flush, commit, reserve, used, incoming, number]
-        metrics += [*_groups(store, read["groups"]), *_batches(store, read)]
+        metrics += [*_waiting(store, read), *_groups(store, read["groups"]), *_batches(store, read)]
         if counted is not None:
             metrics += _session(store, counted)
         if read["brokerName"] is not None:
@@ -137,42 +139,61 @@ class StoreCollector(Collector):
         labels = ["store", "query_id", "source", "topic"]
         lag = GaugeMetricFamily("spark_query_lag_messages", "Messages that a query has not read.", labels=labels)
         size = GaugeMetricFamily("spark_query_lag_bytes", "Bytes of the records of these messages.", labels=labels)
+        oldest = GaugeMetricFamily(
+            "spark_query_lag_latency_seconds", "For how long the oldest of them waits.", labels=labels
+        )
+        refused = GaugeMetricFamily(
+            "spark_query_refused",
+            "Whether a query refuses the store, because it is not the one that it has read.",
+            labels=["store", "query_id"],
+        )
         done = GaugeMetricFamily(
             "spark_query_last_batch", "The newest batch of a query that is done.", labels=["store", "query_id"]
         )
+        planned = GaugeMetricFamily(
+            "spark_query_planned_seconds",
+            "How long ago the batch of a query was planned that is not done; 0: none is planned.",
+            labels=["store", "query_id"],
+        )
+        now_s = time.time()
 
         for folder in self.checkpoints:
             progress = read_progress(folder)
+            waiting = next((batch for batch in progress.batches if not batch.committed), None)
+            since_ms = None if waiting is None else waiting.planned_at_ms
+            planned.add_metric(
+                [self.path, progress.query_id], 0 if since_ms is None else max(0.0, now_s - since_ms / 1000)
+            )
+
             batch = progress.committed
             if batch is None:
                 continue
             done.add_metric([self.path, progress.query_id], batch.batch_id)
+            is_refused = False
 
             for source, fields in enumerate(batch.offsets):
                 offset = stream_offset(fields)
                 if offset is None:
                     continue
-                rows, _ = store.lag(self._place(store, folder, offset), offset.topics)
+                place, faults = place_now(store, offset)
+                is_refused = is_refused or bool(faults)
+                for fault in faults:
+                    _log.warning("%s: the query of %s refuses this store: %s", self.path, folder, fault)
+                rows, _ = store.lag(place, offset.topics)
 
-                behind: dict[str, list[int]] = {}
+                rows_by_topic: dict[str, list[dict[str, Any]]] = {}
                 for row in rows:
-                    sums = behind.setdefault(row["topic"], [0, 0])
-                    sums[0] += row["lag"]
-                    sums[1] += row["lagBytes"]
+                    rows_by_topic.setdefault(row["topic"], []).append(row)
 
-                for topic, (count, byte_count) in sorted(behind.items()):
+                for topic, some in sorted(rows_by_topic.items()):
                     values = [self.path, progress.query_id, str(source), topic]
-                    lag.add_metric(values, count)
-                    size.add_metric(values, byte_count)
+                    lag.add_metric(values, sum(row["lag"] for row in some))
+                    size.add_metric(values, sum(row["lagBytes"] for row in some))
+                    unread_ms = [row["oldestUnread"] for row in some if row["oldestUnread"] is not None]
+                    oldest.add_metric(values, max(0.0, now_s - min(unread_ms) / 1000) if unread_ms else 0)
+            refused.add_metric([self.path, progress.query_id], is_refused)
 
-        return [lag, size, done]
-
-    def _place(self, store: StoreReader, folder: str, offset: StreamOffset) -> Queues:
-        """From where a query reads on; a warning says why, if it is not where it was."""
-        queues, faults = place_now(store, offset)
-        for fault in faults:
-            _log.warning("%s: the query of %s refuses this store: %s", self.path, folder, fault)
-        return queues
+        return [lag, size, oldest, refused, done, planned]
 
 
 def _name_node(metrics: list[Metric], broker_name: str) -> None:
@@ -184,6 +205,56 @@ def _name_node(metrics: list[Metric], broker_name: str) -> None:
     for family in metrics:
         if family.name.startswith("rocketmq_"):
             family.samples = [sample._replace(labels={**sample.labels, **node}) for sample in family.samples]
+
+
+def _waiting(store: str, read: dict[str, Any]) -> Iterator[Metric]:
+    """How the store was left, and what waits in it."""
+    left = GaugeMetricFamily("spark_store_left", "How the store was left: 1 for one word.", labels=["store", "left"])
+    for word in ("closed", "open", "attached", "idle", *UNRECOVERED):
+        left.add_metric([store, word], read["left"] == word)
+    yield left
+
+    now_ms, delayed, halves = read["nowMs"], read["delayed"], read["openHalves"]
+    hidden, staged_ms = read["unproven"], read["staging"]["oldestMs"]
+    due_ms = None if delayed is None else delayed["nextDueMs"]
+    half_ms = None if halves is None else halves["oldestMs"]
+    for name, meaning, value in (
+        (
+            "spark_newest_message_timestamp_seconds",
+            "When the last message was stored, in seconds since 1970.",
+            None if read["newestMs"] is None else read["newestMs"] / 1000,
+        ),
+        (
+            "spark_unproven_messages",
+            "Messages that readers do not show until a recovery.",
+            0 if hidden is None else hidden["records"],
+        ),
+        ("spark_delayed_messages", "Delayed messages that wait.", None if delayed is None else delayed["messages"]),
+        (
+            "spark_delayed_overdue_seconds",
+            "How long ago the first of them was due; 0: none is due.",
+            None if delayed is None else _seconds_ago(due_ms, now_ms),
+        ),
+        ("spark_open_halves", "Half messages that are open.", None if halves is None else halves["messages"]),
+        (
+            "spark_open_halves_oldest_seconds",
+            "How long ago the oldest of them was made.",
+            None if halves is None else _seconds_ago(half_ms, now_ms),
+        ),
+        (
+            "spark_staging_oldest_seconds",
+            "How long ago anybody wrote to the oldest staging file; 0: there is none.",
+            _seconds_ago(staged_ms, now_ms),
+        ),
+    ):
+        family = GaugeMetricFamily(name, meaning, labels=["store"])
+        if value is not None:
+            family.add_metric([store], value)
+        yield family
+
+
+def _seconds_ago(time_ms: int | None, now_ms: int) -> float:
+    return 0.0 if time_ms is None else max(0, now_ms - time_ms) / 1000
 
 
 def _is_system(topic: str) -> str:
@@ -243,6 +314,11 @@ def _groups(store: str, rows: list[dict[str, object]]) -> list[Metric]:
         "By how many messages a group's places are beyond the ends of its queues: their numbers went back.",
         labels=labels,
     )
+    deleted = GaugeMetricFamily(
+        "spark_consumer_deleted_messages",
+        "Messages that retention has deleted before a group read them.",
+        labels=labels,
+    )
     number = GaugeMetricFamily("rocketmq_consumer_group_number", "Groups with offsets.", labels=["store"])
     number.add_metric([store], len({row["group"] for row in rows}))
 
@@ -251,7 +327,8 @@ def _groups(store: str, rows: list[dict[str, object]]) -> list[Metric]:
         lag.add_metric(values, float(str(row["lag"])))
         latency.add_metric(values, float(str(row["latencyMs"])))
         beyond.add_metric(values, float(str(row["beyond"])))
-    return [lag, latency, beyond, number]
+        deleted.add_metric(values, float(str(row["deleted"])))
+    return [lag, latency, beyond, deleted, number]
 
 
 def _batches(store: str, read: dict[str, object]) -> list[Metric]:

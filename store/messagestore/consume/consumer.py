@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from messagestore.consume.messages import Block, ConsumedMessage
 from messagestore.consume.positions import Positions
@@ -56,6 +56,9 @@ _BALANCE_S = 0.25
 """How often a consumer looks whether workers came or went."""
 Rebalanced = Callable[["Consumer", list[Queue]], object]
 _log = logging.getLogger(__name__)
+
+
+_Mark: TypeAlias = "tuple[int, int, list[ConsumedMessage], int, ConsumedMessage | None, ConsumedMessage | None, float]"
 
 
 class _Cursor:
@@ -136,6 +139,14 @@ class _Cursor:
             if self.next_row == len(self.ready):
                 self.ready, self.next_row, self.position = [], 0, self.end
         return taken
+
+    def mark(self) -> _Mark:
+        """What the next hand-out changes."""
+        return self.position, self.end, self.ready, self.next_row, self.last, self.held, self.held_until_s
+
+    def go_back(self, mark: _Mark) -> None:
+        """Be where the cursor was: nobody got what was handed out since."""
+        self.position, self.end, self.ready, self.next_row, self.last, self.held, self.held_until_s = mark
 
     def committed(self, offset: int) -> None:
         """The group is at an offset now."""
@@ -346,13 +357,19 @@ class Consumer:
         most = arguments.whole_number("max_records", max_records, 1)
         with self._used():
             self._commit_if_due()
-            while not (messages := self._collected(most)):
-                left_s = end_s - time.monotonic()
-                if left_s <= 0:
-                    break
-                self._view.await_change(left_s)
-                self._check_open()
-            return messages
+            before: list[tuple[_Cursor, _Mark]] = []
+            try:
+                while not (messages := self._collected(most, before)):
+                    left_s = end_s - time.monotonic()
+                    if left_s <= 0:
+                        break
+                    self._view.await_change(left_s)
+                    self._check_open()
+                return messages
+            except BaseException:  # an error, or what a signal handler raises: nobody gets what was collected
+                for cursor, mark in reversed(before):
+                    cursor.go_back(mark)
+                raise
 
     def __iter__(self) -> Iterator[ConsumedMessage]:
         return self
@@ -363,30 +380,38 @@ class Consumer:
         if cursor is not None and cursor.ready and fresh and not cursor.paused and not self._orderly:
             with self._used():
                 self._commit_if_due()
-                for message in cursor.take(1):
-                    return message
+                mark = cursor.mark()
+                try:
+                    for message in cursor.take(1):
+                        return message
+                except BaseException:
+                    cursor.go_back(mark)
+                    raise
         for queue, (message,) in self.poll(None if self._idle_s == math.inf else self._idle_s, 1).items():
             self._current = self._cursors[queue]
             return message
         raise StopIteration
 
-    def _collected(self, most: int) -> dict[Queue, list[ConsumedMessage]]:
-        """What can be handed out now."""
+    def _collected(self, most: int, before: list[tuple[_Cursor, _Mark]]) -> dict[Queue, list[ConsumedMessage]]:
+        """What can be handed out now; `before` gets where each cursor was."""
         messages: dict[Queue, list[ConsumedMessage]] = {}
         if time.monotonic() - self._looked_s > _LOOK_S:
             self._look()
-        self._take_turns(messages, most)
+        self._take_turns(messages, most, before)
         if not messages:
             self._look()
-            self._take_turns(messages, most)
+            self._take_turns(messages, most, before)
         return messages
 
-    def _take_turns(self, messages: dict[Queue, list[ConsumedMessage]], most: int) -> None:
+    def _take_turns(
+        self, messages: dict[Queue, list[ConsumedMessage]], most: int, before: list[tuple[_Cursor, _Mark]]
+    ) -> None:
         cursors = list(self._cursors.values())
         for _ in range(len(cursors)):
             cursor = cursors[self._turn % len(cursors)]
             self._turn += 1
             while most and not cursor.paused and (cursor.held or cursor.ready or self._fetch(cursor)):
+                before.append((cursor, cursor.mark()))
                 taken = cursor.take_one() if self._orderly else cursor.take(most)
                 if taken:
                     messages.setdefault(cursor.queue, []).extend(taken)

@@ -167,8 +167,8 @@ class Place:
             self._root_folder = os.fstat(fd)
             for depth, name in enumerate(folders):
                 below = self._step(fd, name, "/".join([self.root, *folders[: depth + 1]]), first=depth == 0)
-                self._close(fd)
-                fd = below
+                above, fd = fd, below  # first: what a signal handler raises must not have it closed twice
+                self._close(above)
         except BaseException:
             self._close(fd)
             raise

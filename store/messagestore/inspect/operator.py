@@ -33,6 +33,7 @@ from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC, MessageExt
 from messagestore.format.record import decode_message
 from messagestore.format.record_scan import head_sizes
+from messagestore.inspect import waiting
 from messagestore.inspect.verify import Finding, VerifyReport, verify
 from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.batch_search import batches_from, read_batch
@@ -60,7 +61,6 @@ __all__ = [
     "groups",
     "holds_store",
     "is_open",
-    "newest_time",
     "settings",
     "status",
     "verify",
@@ -160,18 +160,6 @@ def filters(path: str) -> list[dict[str, Any]]:
         }
         for filter_data in consumer_filters(Disk(), path)
     ]
-
-
-def newest_time(path: str, config: StoreConfig | None = None) -> int | None:
-    """The newest store time among the last messages of all queues; None if there is no message."""
-    with _view(path, config) as view:
-        ends = [
-            (topic, queue_id, view.max_offset(topic, queue_id))
-            for topic, ids in view.topics().items()
-            for queue_id in ids
-        ]
-        times = [_store_time(view, topic, queue_id, end - 1) for topic, queue_id, end in ends if end > 0]
-    return max((time_ms for time_ms in times if time_ms is not None), default=None)
 
 
 def expired(
@@ -789,6 +777,9 @@ def figures_of(view: StoreView) -> dict[str, Any]:
             row["messagesIn"] += high
             row["messages"] += high - low
 
+    ends = {queue: high for queue, (_, high, _) in queues.items()}
+    log_end = max((end for _, _, end in queues.values()), default=files.commit_log.min_offset)
+
     journal = journal_of(files, view.max_offset(BATCH_TOPIC, 0))
     apps = [_app_figures(view, app_id, journal.entries(app_id)) for app_id in journal.app_ids()]
 
@@ -796,15 +787,23 @@ def figures_of(view: StoreView) -> dict[str, Any]:
         "root": files.paths.root,
         "storeId": view.store_id,
         "brokerName": _broker_name(view, faults),
+        "left": _standing(view)["left"],
+        "unproven": _unproven(view),
+        "nowMs": now_ms,
+        "newestMs": waiting.newest_ms(view, ends),
+        "growth": waiting.growth(view, log_end, now_ms),
+        "delayed": _readable(lambda: waiting.delayed(view, journal), faults),
+        "openHalves": _readable(lambda: waiting.open_halves(view), faults),
         "storageSize": _disk_size(files.paths.commit_log),
         **_behind(view),
         "diskUsed": _disk_used(view),
+        "diskFree": files.disk.free(files.paths.root),
         "reserveTimeMs": None if begin is None else max(0, now_ms - int(begin["store_timestamp_ms"])),
         "topics": list(topics.values()),
         "groups": _group_figures(view, now_ms, faults),
         "batches": queues.get((BATCH_TOPIC, 0), (0, 0, 0))[1],
         "apps": apps,
-        "staging": _staging_figures(files.paths.staging),
+        "staging": waiting.staged(files.paths.staging),
         "counters": _counters(view, faults),
         "faults": list(dict.fromkeys(faults)),
     }
@@ -826,7 +825,7 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
     """The lag of each group and topic: messages, bytes, and for how long the oldest message waits."""
     try:
         table = group_offsets(view)
-    except ConfigError as error:  # its broker keeps them elsewhere
+    except (ConfigError, CorruptionError) as error:  # its broker keeps them elsewhere, or the table is damaged
         faults.append(str(error))
         return []
     figures = []
@@ -849,10 +848,19 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
                     "lag": sum(row["lag"] for row in rows),
                     "lagBytes": sum(row["lagBytes"] for row in rows),
                     "beyond": sum(row["beyond"] for row in rows) + (0 if wrong else beyond),
+                    "deleted": sum(_deleted(row) for row in rows),
                     "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
                 }
             )
     return figures
+
+
+def _deleted(row: dict[str, Any]) -> int:
+    """How many messages of a queue retention has deleted before a reader read them."""
+    if row["committedOffset"] is None:
+        return 0
+    low: int = row["minOffset"]
+    return max(0, low - corrected(row["committedOffset"], low, row["maxOffset"]))
 
 
 def _counters(view: StoreView, faults: list[str]) -> dict[str, int]:
@@ -863,14 +871,13 @@ def _counters(view: StoreView, faults: list[str]) -> dict[str, int]:
         return {}
 
 
-def _staging_figures(folder: str) -> dict[str, int]:
-    """The staging files that wait for a commit, or for the next sweep because nobody will commit them."""
-    sizes = []
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
-            with contextlib.suppress(FileNotFoundError):
-                sizes.append(entry.stat(follow_symlinks=False).st_size)
-    return {"files": len(sizes), "bytes": sum(sizes)}
+def _readable(look: Callable[[], dict[str, Any]], faults: list[str]) -> dict[str, Any] | None:
+    """What a look finds; None, and a fault, if it cannot be read."""
+    try:
+        return look()
+    except (ConfigError, CorruptionError, MessageIllegalError) as error:
+        faults.append(str(error))
+        return None
 
 
 # ---- batches

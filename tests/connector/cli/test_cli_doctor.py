@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_a_machine_that_is_well(tmp_path: Path) -> None:
     assert found["locks"]["result"] == "ok"
     assert "left closed, 10 messages" in found["store"]["found"]
     assert sorted(root.rglob("*")) == before
-    assert lines(run("doctor"))[0].startswith("ok       Python       3.")
+    assert lines(run("doctor"))[0].startswith("ok       Python          3.")
 
 
 def test_doctor_where_there_is_no_store_makes_none(tmp_path: Path) -> None:
@@ -173,9 +174,9 @@ def test_the_kernel_is_asked_what_is_mounted() -> None:
 
 def test_messages_from_the_future(tmp_path: Path) -> None:
     root = filled(tmp_path / "store", 4, disk=ClockDisk(4_000_000_000_000))
-    found = checks(root)["store"]
+    found = checks(root)["future"]
     assert found["result"] == "warning"
-    assert "the last message was stored 2096-10-02 07:06:40.000Z, which is in the future" in found["found"]
+    assert re.search(r"the last message was stored [\d,]+ days in the future", found["found"])
 
 
 def test_names_of_folders_do_not_act_on_the_terminal(tmp_path: Path) -> None:

@@ -332,6 +332,36 @@ def test_a_damaged_message_is_an_error_until_it_is_passed(tmp_path: Path) -> Non
         assert bodies(reader.poll()) == {T0: [2]}
 
 
+@pytest.mark.parametrize("how", ["a damaged message", "Ctrl-C", "Ctrl-C, orderly"])
+def test_a_poll_that_fails_hands_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It has taken the messages of one queue when another one fails. They come again, and are not committed before."""
+    root = tmp_path / "s"
+    put(root, 3)
+    put(root, 2, queue_id=1)
+    fetch, failing = Consumer._fetch, True
+
+    def fails(reader: Consumer, cursor: Any) -> bool:
+        if failing and cursor.queue == T1:
+            raise CorruptionError("x", 0, "a message", "another") if how == "a damaged message" else KeyboardInterrupt
+        return fetch(reader, cursor)
+
+    monkeypatch.setattr(Consumer, "_fetch", fails)
+    with consumer(root, orderly="orderly" in how) as reader:
+        for _ in range(4):  # whichever queue comes first
+            with pytest.raises((CorruptionError, KeyboardInterrupt)):
+                reader.poll()
+            assert (reader.position(T0), reader.position(T1)) == (0, 0)
+        reader.commit()
+        assert progress(root).get(0, 0) == 0
+        failing = False
+        seen: dict[tuple[str, int], list[int]] = {}
+        while found := bodies(reader.poll()):
+            for queue, numbers in found.items():
+                seen.setdefault(queue, []).extend(numbers)
+            reader.commit()
+        assert seen == {T0: [0, 1, 2], T1: [0, 1]}
+
+
 def test_a_queue_that_was_made_again_while_it_was_read_is_refused(tmp_path: Path) -> None:
     put(tmp_path, 5)
     with consumer(tmp_path) as reader:

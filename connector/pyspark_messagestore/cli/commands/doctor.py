@@ -22,13 +22,14 @@ from messagestore import NotAStoreError
 from messagestore.inspect import operator
 from messagestore.inspect.host import FolderProbe, clock_is_synchronised, probe_folder
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, looking, path_of
+from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, looking, opened, path_of
+from pyspark_messagestore.monitoring.health import FAULT, WARNING, facts_of, findings_of
 from pyspark_messagestore.requirements import OLDEST_PYSPARK, OLDEST_PYTHON, installed_from
 
 PLACE = 360
 PANEL = "Care"
 
-OK, WARNING, FAULT = "ok", "warning", "fault"
+OK = "ok"
 _PACKAGES = ("numpy", "pyarrow", "isal")
 _OLDEST_JAVA = 17
 _TIMEOUT_S = 120.0
@@ -104,9 +105,9 @@ def doctor(
         if as_json:
             out.json_line(asdict(check))
         else:
-            out.line(f"{check.result:<8} {check.name:<12} {out.shown(check.found)}")
+            out.line(f"{check.result:<8} {check.name:<15} {out.shown(check.found)}")
             if check.remedy:
-                out.line(f"{'':<21} {out.shown(check.remedy)}")
+                out.line(f"{'':<24} {out.shown(check.remedy)}")
 
     if faults:
         out.note(out.count_words(faults, "fault"))
@@ -127,7 +128,7 @@ def _checks(root: str | None) -> Iterator[Check]:
 
     if root is not None:
         yield from _folder(root)
-        yield _store(root)
+        yield from _store(root)
 
 
 # ---- this machine
@@ -345,29 +346,21 @@ def _remedy(root: str, probe: FolderProbe) -> str:
     return "It is no store. Give a folder for the store alone, which its user owns, or work as the owner of this one."
 
 
-def _store(root: str) -> Check:
+def _store(root: str) -> Iterator[Check]:
     if not operator.holds_store(root):
-        return Check("store", OK, f"none at {os.path.abspath(root)} yet")
+        yield Check("store", OK, f"none at {os.path.abspath(root)} yet")
+        return
 
     try:
         status = operator.status(root, looking())
+        with opened(root) as store:
+            findings = findings_of(facts_of(store))
     except NotAStoreError as error:
-        return Check("store", FAULT, str(error))
+        yield Check("store", FAULT, str(error))
+        return
 
     held = status["heldBy"]
     holder = held["broker"] or (f"a writer, {held['writer']}" if held["writer"] else "nobody")
-    words = f"held by {holder}, left {status['left']}, {status['messages']:,} messages"
-
-    if status["faults"]:
-        return Check("store", FAULT, status["faults"][0], "Run `messagestore verify`.")
-
-    newest = operator.newest_time(root, looking())
-    now_ms = time.time_ns() // 1_000_000
-    if newest is not None and newest > now_ms + 60_000:
-        return Check(
-            "store",
-            WARNING,
-            f"{words}; the last message was stored {out.time_words(newest)}, which is in the future",
-            "Check the clock of the host that wrote it, and of this one.",
-        )
-    return Check("store", OK, words)
+    yield Check("store", OK, f"held by {holder}, left {status['left']}, {status['messages']:,} messages")
+    for finding in findings:
+        yield Check(finding.rule, finding.severity, finding.sentence, finding.remedy)

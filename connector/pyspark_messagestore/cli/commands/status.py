@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
 from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, by_location, opened
+from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, by_location, opened, path_of
+from pyspark_messagestore.monitoring.health import Finding, facts_of, findings_of
 
 PLACE = 110
 PANEL = "Care"
 
 
 @by_location
-def status(root: Location, store_config: ConfigFile = None, as_json: Json = False) -> None:
-    """Show who holds the store, how it was left, and what is in it."""
+def status(
+    root: Location,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="FOLDER",
+            help="Also look at a query that reads the store. Repeat the option for more.",
+            show_default=False,
+        ),
+    ] = None,
+    store_config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show who holds the store, how it was left, what is in it, and what is wrong or soon will be."""
+    folders = [path_of(folder) for folder in checkpoint or ()]
     with out.waiting("looking through the store"), opened(root, store_config) as store:
         (report,), faults = store.view("status")
-    report["faults"] = faults
+        findings = findings_of(facts_of(store, folders))
+    report |= {"faults": faults, "findings": [asdict(finding) for finding in findings]}
     if as_json:
         out.json_line(report)
     else:
         status_lines(report)
+        _finding_lines([finding for finding in findings if finding.rule != "unreadable"])
     for fault in faults:
         out.note(f"messagestore: {fault}")
     if faults:
         raise typer.Exit(FOUND_NOTHING)
+
+
+def _finding_lines(findings: list[Finding]) -> None:
+    for finding in findings:
+        out.line()
+        out.line(f"{finding.severity:<8} {out.shown(finding.sentence)}")
+        out.line(f"{'':<8} {out.shown(finding.remedy)}")
 
 
 _MOST_QUEUES_SHOWN = 16
