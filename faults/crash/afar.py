@@ -68,7 +68,10 @@ SAID = {
     "wrong token": r"AccessDeniedError: .*does not know the token of the request\. Give a file with another one",
     "far release": r"ProtocolError: the client speaks protocol 1-1, and this side 2-3\. .*upgrade the older side",
     "full disk": r"StoreFullError: .*(no room for|but \d+ are free).*Make room",
-    "broker": r"StoreLockedError: .*locked by a RocketMQ broker.*Stop (it|that process)",
+    "broker": (
+        r"StoreLockedError: .*locked by a RocketMQ broker.*Stop (it|that process)"
+        r"|StoreLockedError: .*as a RocketMQ broker does when it starts\. Stop the broker and try again"
+    ),
     "another store": (
         r"StoreWentBackwardsError: .*(Use a new checkpoint for another store|found store .* in place of store)"
         r"|NotAStoreError: .*found another store.*but the (write was planned for|driver planned to read) store"

@@ -37,6 +37,7 @@ from messagestore import (
     CorruptionError,
     LostBatchesError,
     MessageIllegalError,
+    NotAStoreError,
     StoreConfig,
     StoreError,
 )
@@ -362,10 +363,6 @@ class Sink:
             wrong = f"{len(messages) - len(staged)} tasks left no message"
         elif len({m.partition_id for m in staged}) != len(staged):
             wrong = "two messages are of one partition"
-        elif len({m.store_id for m in staged} - {""}) > 1:
-            wrong = "the messages are for several stores"
-        elif self.store_id and any(m.store_id not in ("", self.store_id) for m in staged):
-            wrong = f"a message is for another store than {self.store_id}"
         elif batch_id is not None and any(m.batch_id not in (None, str(batch_id)) for m in staged):
             wrong = f"a message is of another batch than {batch_id}"
         elif len({m.query_id for m in staged}) > 1:
@@ -378,6 +375,15 @@ class Sink:
                 "one message of each task of this batch",
                 wrong,
                 hint="Write the batch again.",
+            )
+
+        stores = sorted({self.store_id, *(m.store_id for m in staged)} - {"", self.store_id})
+        if stores and (self.store_id or len(stores) > 1):
+            planned = self.store_id or stores[0]
+            raise NotAStoreError(
+                f"{self.options.path}: tasks found another store there, {stores[-1]}, but the write was planned for store "
+                f"{planned}. Let executors and driver see the same store, and write the batch again",
+                path=str(self.options.path),
             )
         return staged
 
