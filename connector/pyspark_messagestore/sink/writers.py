@@ -381,7 +381,7 @@ class Sink:
         if stores and (self.store_id or len(stores) > 1):
             planned = self.store_id or stores[0]
             raise NotAStoreError(
-                f"{self.options.path}: tasks found another store there, {stores[-1]}, but the write was planned for store "
+                f"{self.options.path}: tasks found another store, {stores[-1]}, but the write was planned for store "
                 f"{planned}. Let executors and driver see the same store, and write the batch again",
                 path=str(self.options.path),
             )
