@@ -10,6 +10,7 @@
 #                    (and 10,000 faults between Spark and a store on another host, however long they take)
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
 #   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
+#   make live-deep   500 kills of drivers, tasks, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
 #   make live-demo   Spark between two topics of two brokers, one of which is killed   make live-demo ARGS="--every 1"
 #   make interop-deep  random stores and histories, as many as it is told, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
 #   make lint        ruff and the import tower
@@ -27,6 +28,7 @@ SECONDS ?= 3600
 SEED    ?= 1
 STORES  ?= 2000
 HISTORIES ?= 500
+FAULTS  ?= 500
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 KERNEL := store/messagestore/format/_kernel.abi3.so
@@ -36,7 +38,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo cluster-demo live live-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels pins clean
+.PHONY: setup java xfs maven demo cluster-demo live live-deep live-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels pins clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -129,7 +131,12 @@ interop: setup
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
 live: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the live tests are skipped' >&2
-	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_job.py $(ARGS)
+	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_job.py \
+	  tests/interop/test_live_kills.py $(ARGS)
+
+live-deep: setup
+	@$(MAKE) --no-print-directory maven
+	PYTHONPATH=faults:tests $(BIN)/python -m interop.kills --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2

@@ -47,10 +47,14 @@ class Broker:
     def put(
         self, topic: str, queue_id: int, body: bytes, time_ms: int = 1_700_000_000_000, number: int | None = None
     ) -> None:
-        queue = self.queues.setdefault((topic, queue_id), [])
         message = Message(topic, body, born_timestamp_ms=time_ms)
         host = pack_host("127.0.0.1:10911")
-        record = encode_message(message, queue_id=queue_id, store_host=host, limits=CONFIG)
+        self.put_record(
+            topic, queue_id, encode_message(message, queue_id=queue_id, store_host=host, limits=CONFIG), time_ms, number
+        )
+
+    def put_record(self, topic: str, queue_id: int, record: bytearray, time_ms: int, number: int | None = None) -> None:
+        queue = self.queues.setdefault((topic, queue_id), [])
         stamp_record(record, len(queue) if number is None else number, self.log_size, time_ms)
         with self.lock:
             queue.append(bytes(record))

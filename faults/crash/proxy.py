@@ -60,7 +60,7 @@ class _Pair:
 
 @dataclass
 class Proxy:
-    """Listens on a free port of the loopback address, until the block ends.
+    """Listens on an address of this host, until the block ends.
 
     Parameters
     ----------
@@ -68,6 +68,8 @@ class Proxy:
         The server; it need not run yet.
     act : function
         Called with the kind of a fault that is not the proxy's own.
+    listens_on : (str, int)
+        Where clients come; port 0: a free one.
 
     Attributes
     ----------
@@ -79,11 +81,12 @@ class Proxy:
 
     target: tuple[str, int]
     act: Callable[[str], None] = lambda kind: None  # a fault that is not the proxy's own
+    listens_on: tuple[str, int] = ("127.0.0.1", 0)
     happened: bool = False
     passed: dict[str, list[int]] = field(default_factory=lambda: {UP: [], DOWN: []})
 
     def __post_init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener = socket.create_server(self.listens_on, backlog=64)
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._fault: Fault | None = None

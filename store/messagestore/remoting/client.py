@@ -147,6 +147,7 @@ class Client:
                     self.drop(address)
             except StoreUnavailableError as error:
                 failure = error
+                self.drop(address)  # a connection that is silent may be dead without a word, and stay so
 
             pause_s = next(pauses)
             if not repeats or time.monotonic() + pause_s >= until_s:

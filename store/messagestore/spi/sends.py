@@ -53,10 +53,10 @@ from messagestore.spi.rocketmq import ROCKETMQ_STORES, client_of
 REQUEST_SIZE = 1024 * 1024
 """A request has at most this many bytes of messages, but at least one message."""
 SETTLE_S = 1.0
-"""How long to wait until queues are searched. A broker drops a request that has waited for 200 ms
-(waitTimeMillsInSendQueue), so what it has not stored by then it will not store. It also numbers a message before the
-queue shows it, and has no request that says so: it answers GET_MAX_OFFSET with what is shown, also for
-`committed=false`.
+"""How long to wait, from an answer of the broker on, until queues are searched. A broker drops a request that has
+waited for 200 ms (waitTimeMillsInSendQueue), so what it has not stored by then it will not store. It also numbers a
+message before the queue shows it, and has no request that says so: it answers GET_MAX_OFFSET with what is shown, also
+for `committed=false`.
 """
 STORED = frozenset({codes.SUCCESS, codes.FLUSH_DISK_TIMEOUT, codes.FLUSH_SLAVE_TIMEOUT, codes.SLAVE_NOT_AVAILABLE})
 """The answers after which the messages are in the broker's log."""
@@ -227,6 +227,8 @@ class Producer:
         pa.Table
             `unique_key` (string), `body_crc` (int32).
         """
+        for queue in places:  # a broker that stood still works on what it was sent meanwhile as soon as it answers
+            self._end(topic, queue)
         time.sleep(SETTLE_S)
         parts = [part for queue, place in places.items() for part in self._stored(topic, queue, place, prefix)]
         return pa.concat_tables([_STORED_KEYS.empty_table(), *parts])

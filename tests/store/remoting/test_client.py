@@ -87,6 +87,26 @@ def test_a_broken_connection_is_made_again() -> None:
     assert peer.connection_count == 2
 
 
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_connection_that_gives_no_answer_is_made_again(repeats: bool) -> None:
+    """It may be dead without a word: the next request would wait in vain, too."""
+    asked: list[Frame] = []
+
+    def silent_at_first(request: Frame) -> bytes:
+        asked.append(request)
+        return answer(request, fields={"offset": "7"}) if peer.connection_count > 1 else b""
+
+    with Peer(answering(silent_at_first)) as peer:
+        client = Client("ns:1", RemotingSettings(retry_timeout_s=60))
+        if not repeats:
+            with pytest.raises(StoreUnavailableError, match="no answer within"):
+                client.request(peer.address, codes.GET_MAX_OFFSET, {}, repeats=False, timeout_s=0.2)
+        assert client.request(peer.address, codes.GET_MAX_OFFSET, {}, timeout_s=0.2).number("offset") == 7
+        client.close()
+    assert len(asked) >= 2
+    assert peer.connection_count >= 2
+
+
 def test_a_broker_that_says_go_away_is_connected_anew() -> None:
     asked: list[Frame] = []
 

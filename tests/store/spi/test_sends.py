@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from fake_broker import NAME, Broker
-from messagestore import MessageColumns, StoreConfig, UnknownTopicError
-from messagestore.format.hosts import pack_host
-from messagestore.format.record_columns import Rows, encode
+from messagestore import UnknownTopicError
 from messagestore.remoting import codes
 from messagestore.remoting.frames import Frame
 from messagestore.spi import Location, Producer, SendQueue, keys_and_crcs, sends
 from remoting_peer import answer
-
-HOST = pack_host("127.0.0.1:10911")
-
-
-def rows(bodies: list[bytes], topic: str = "t", **columns: object) -> Rows:
-    keys = pa.array([f"{number:032X}" for number in range(len(bodies))])
-    queue_id = columns.pop("queue_id", np.zeros(len(bodies), np.int32))
-    messages = MessageColumns(topic, queue_id, pa.array(bodies, pa.binary()), unique_key=keys, **columns)  # type: ignore[arg-type]
-    return encode(messages, limits=StoreConfig(), store_host=HOST, born_host=HOST)
-
-
-def messages_of(body: memoryview) -> list[tuple[int, bytes, dict[str, str]]]:
-    """Flag, body and properties of each message, as RocketMQ's MessageDecoder.decodeMessages reads them."""
-    found, position = [], 0
-    while position < len(body):
-        size, magic, crc, flag, body_size = struct.unpack_from(">5i", body, position)
-        assert (magic, crc) == (0, 0)
-        text = bytes(body[position + 20 : position + 20 + body_size])
-        (length,) = struct.unpack_from(">h", body, position + 20 + body_size)
-        start = position + 22 + body_size
-        assert start + length == position + size
-        pairs = bytes(body[start : start + length]).decode().split("\x02")
-        found.append((flag, text, dict(pair.split("\x01") for pair in pairs if pair)))
-        position += size
-    return found
+from taking_broker import LOST, TakingBroker, messages_of, rows
 
 
 @pytest.mark.parametrize("topic", ["t", "t" * 127])
@@ -98,3 +71,49 @@ def test_a_producer_waits_for_a_topic_that_no_name_server_knows_for_a_moment(ans
         impatient = contextlib.closing(Producer(location.reached_by(retry_timeout_s=0.3), "group"))
         with impatient as producer, pytest.raises(UnknownTopicError, match="missing"):
             producer.target("missing")
+
+
+# ---- a request without an answer
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sends, "SETTLE_S", 0.05)
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize("stored", [0, 2, 3])
+def test_what_was_stored_of_a_request_without_an_answer_is_not_sent_again(stored: int) -> None:
+    def loses_the_first(broker: TakingBroker, request: Frame) -> bytes | None:
+        if request.code != codes.SEND_BATCH_MESSAGE or len(broker.sends) > 1:
+            return None
+        if stored:
+            broker.take(request, stored)
+        return LOST
+
+    broker = TakingBroker(loses_the_first)
+    with broker.serve():
+        assert broker.send(b"one", b"two", b"three") == 3
+        assert broker.bodies() == [b"one", b"two", b"three"]
+    assert broker.sends[1:] == ([[b"one", b"two", b"three"][stored:]] if stored < 3 else [])
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_broker_that_stood_still_stores_a_request_while_it_is_asked_what_it_has() -> None:
+    """It was stopped and goes on: it answers the look-up beside the request that waited for it all the time."""
+    waiting: list[Frame] = []
+
+    def stands_still(broker: TakingBroker, request: Frame) -> bytes | None:
+        if request.code == codes.SEND_BATCH_MESSAGE and len(broker.sends) == 1:
+            waiting.append(request)
+            return LOST
+        if request.code == codes.GET_MAX_OFFSET and waiting:
+            said = answer(request, fields={"offset": str(len(broker.queues["t", 0]))})
+            broker.take(waiting.pop())
+            return said
+        return None
+
+    broker = TakingBroker(stands_still)
+    with broker.serve():
+        assert broker.send(b"one", b"two") == 2
+        assert broker.bodies() == [b"one", b"two"]
