@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -406,40 +405,64 @@ def fault_of_search(mutant: Mutant, ground: Callable[[], Ground], count: int) ->
     return "" if verdict is None else str(verdict)
 
 
+def by_search(mutants: Sequence[Mutant]) -> list[list[Mutant]]:
+    """Put those together whose searches were made by the same call, so that one process tries that search without a bug."""
+    found: dict[object, list[Mutant]] = {}
+    for mutant in mutants:
+        found.setdefault(identity(mutant.search), []).append(mutant)
+    return list(found.values())
+
+
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
     """Run all mutants; a case is a mutant's name."""
     counts = Counts()
-    for number, mutant in enumerate(MUTANTS):
-        if mutant.name != case if case else number % part[1] != part[0]:
-            continue
-        counts.add(one(mutant, seed))
+    for number, mutants in enumerate(by_search([mutant for mutant in MUTANTS if case in ("", mutant.name)])):
+        if case or number % part[1] == part[0]:
+            counts.add(together(mutants, seed))
     return counts
 
 
-def one(mutant: Mutant, seed: int) -> Counts:
-    """Search for one mutant; what finds it must be content with the code as it is."""
+def together(mutants: Sequence[Mutant], seed: int) -> Counts:
+    """Search for mutants of the same search; what finds them must be content with the code as it is."""
+    counts, hunted = Counts(), list[tuple[Mutant, int, Verdict | None]]()
+    for mutant in mutants:
+        try:
+            with place_for(mutant, seed) as ground:
+                hunted.append((mutant, *hunt(mutant, ground())))
+        except Exception as error:  # noqa: BLE001 - a patch or a search that does not fit the code is told with its name
+            counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", again("mutants", seed, mutant.name))
+
+    # The longest of these searches comes first: without a bug, it has the cases of all others in it.
+    for mutant, count, verdict in sorted(hunted, key=lambda each: -each[1]):
+        counts.add(proven(mutant, count, verdict, seed))
+    return counts
+
+
+def proven(mutant: Mutant, count: int, verdict: Verdict | None, seed: int) -> Counts:
+    """Judge what the search for a mutant has found after so many cases."""
     counts = Counts()
     command = again("mutants", seed, mutant.name)
-    numbers = itertools.count()
-    with scratch_folder() as folder, quiet_threads():
-
-        def ground() -> Ground:
-            place = folder / str(next(numbers))
-            place.mkdir()
-            return Ground(place, random.Random(f"{seed} {mutant.name}"))
-
-        try:
-            count, verdict = hunt(mutant, ground())
-            fault = "" if verdict is None else fault_of_search(mutant, ground, count)
-        except Exception as error:  # noqa: BLE001 - a patch or a search that does not fit the code is told with its name
-            counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", command)
-            return counts
     if verdict is None:
         counts.fail(f"MISSED after {count} cases of {mutant.found_by}: {mutant.name}", command)
-    elif fault:
+        return counts
+    try:
+        with place_for(mutant, seed) as ground:
+            fault = fault_of_search(mutant, ground, count)
+    except Exception as error:  # noqa: BLE001 - as above
+        counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", command)
+        return counts
+
+    if fault:
         counts.fail(f"NOT PROVEN: {mutant.name}: its search fails without the bug, too: {fault}", command)
     elif _PROGRAMMING_ERROR.search(str(verdict)):
         counts.fail(f"BROKEN: {mutant.name}: it was found by an error of the patch or the search: {verdict}", command)
     else:
         counts.cases["mutants caught"] += 1
     return counts
+
+
+@contextlib.contextmanager
+def place_for(mutant: Mutant, seed: int) -> Iterator[Callable[[], Ground]]:
+    """Make an empty ground for a search, whose chance is that of the mutant's name."""
+    with scratch_folder() as folder, quiet_threads():
+        yield lambda: Ground(folder, random.Random(f"{seed} {mutant.name}"))

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -116,7 +117,7 @@ def test_planted_bugs_are_found(name: str) -> None:
 def searched(monkeypatch: pytest.MonkeyPatch, search: Search, planted: Planted = contextlib.nullcontext) -> str:
     """What `make crash` says of one planted bug."""
     monkeypatch.setattr(mutants, "_passed", {})
-    [failure] = mutants.one(Mutant("a bug", planted, "a search", search), 1).failures
+    [failure] = mutants.together([Mutant("a bug", planted, "a search", search)], 1).failures
     return failure
 
 
@@ -156,6 +157,46 @@ def test_a_patch_that_does_not_fit_the_code_proves_nothing(monkeypatch: pytest.M
 def test_searches_made_by_the_same_call_are_tried_once_without_a_bug() -> None:
     one, same, other = planting.kills("batches"), planting.kills("batches"), planting.kills("single puts")
     assert mutants.identity(one) == mutants.identity(same) != mutants.identity(other)
+
+
+class Tries:
+    """What a search does; its text stays the same, for a search is known by what it was made of."""
+
+    def __init__(self) -> None:
+        self.cases: list[int] = []
+        self.bug = 0
+        """The case that finds the bug that is planted now; 0: none is planted."""
+
+    @contextlib.contextmanager
+    def planted(self, found_after: int) -> Iterator[None]:
+        self.bug = found_after
+        yield
+        self.bug = 0
+
+
+def test_a_search_is_tried_once_for_all_bugs_that_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bug, the longest of the searches is enough."""
+    tries = Tries()
+    monkeypatch.setattr(mutants, "_passed", {})
+
+    def search(ground: Ground) -> Iterator[Verdict]:
+        tries.cases.append(0)
+        for case in range(1, 10):
+            tries.cases[-1] = case
+            yield Verdict(lost=["a message"] if case == tries.bug else [])
+
+    bugs = [Mutant(f"after {n}", partial(tries.planted, n), "a search", search) for n in (2, 5, 3)]
+    [same] = mutants.by_search(bugs)
+    counts = mutants.together(same, 1)
+    assert counts.ok, counts.failures
+    assert counts.cases["mutants caught"] == 3
+    assert tries.cases == [2, 5, 3, 5]
+
+
+def test_each_bug_is_in_one_share() -> None:
+    shares = mutants.by_search(mutants.MUTANTS)
+    assert sorted(mutant.name for share in shares for mutant in share) == sorted(each.name for each in mutants.MUTANTS)
+    assert len({mutants.identity(share[0].search) for share in shares}) == len(shares)
 
 
 def test_enough_bugs_are_planted() -> None:
