@@ -122,11 +122,11 @@ test-deep: setup
 	$(BIN)/python -m pytest -m 'slow and not java' $(ARGS)
 
 # What is missing is skipped, aloud; in CI a skip is a failure (tests/interop/conftest.py).
-# One process more than there are cores: many tests wait for brokers and their timers. Who runs what is said in
-# tests/interop/conftest.py; the order is that of tests/conftest.py.
+# Three processes more than there are cores: most tests wait for brokers, for their timers and for the seconds that each takes
+# to stop. Who runs what is said in tests/interop/conftest.py; the order is that of tests/conftest.py.
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadscope --no-loadscope-reorder -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 3)) --dist loadscope --no-loadscope-reorder -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
 
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
 live: setup

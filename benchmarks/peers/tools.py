@@ -6,6 +6,8 @@ the contestants that need it are listed as left out.
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -16,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -23,6 +26,7 @@ HOME = Path(sys.prefix, "peers")
 TOOLS = ("spark", "kafka", "delta", "rocketmq", "kahadb", "rocksdb", "leveldb")
 PACKAGES = {"rocksdb": "rocksdict", "leveldb": "plyvel"}
 _PATIENCE_S = 900
+_Given = ParamSpec("_Given")
 
 
 class CannotHaveError(Exception):
@@ -89,6 +93,20 @@ def _tests():  # noqa: ANN202 # a module
     return spark_runs
 
 
+def _one_process(get: Callable[_Given, str]) -> Callable[_Given, str]:
+    """One process gets something, and the others wait for it."""
+
+    @functools.wraps(get)
+    def alone(*args: _Given.args, **kwargs: _Given.kwargs) -> str:
+        HOME.mkdir(parents=True, exist_ok=True)
+        with open(HOME / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return get(*args, **kwargs)
+
+    return alone
+
+
+@_one_process
 def spark_python() -> str:
     """The Python of the race: this project, and what `requirements.txt` names."""
     folder, asked = HOME / "venv", HERE / "requirements.txt"
@@ -99,7 +117,6 @@ def spark_python() -> str:
     if stamp.exists() and stamp.read_text() == wanted.hexdigest():
         return python
     constraints = HOME / "constraints.txt"
-    HOME.mkdir(parents=True, exist_ok=True)
     constraints.write_text("\n".join(pins) + "\n")
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], "venv")
     command = [python, "-m", "pip", "install", "--quiet", "--no-input", "--editable", f"{ROOT}[compression,spark]"]
@@ -113,6 +130,7 @@ def spark_python() -> str:
     return python
 
 
+@_one_process
 def classpath_of(folder: str) -> str:
     """The jars of a pom, as a class path."""
     pom = HERE / folder / "pom.xml"
@@ -126,7 +144,6 @@ def classpath_of(folder: str) -> str:
 
     if shutil.which("mvn") is None:
         raise CannotHaveError("Maven is not installed (Debian: apt-get install maven)")
-    HOME.mkdir(parents=True, exist_ok=True)
 
     made = HOME / f"{folder}.made"
     options = f"{os.environ.get('MAVEN_OPTS', '')} -Djansi.mode=strip".strip()

@@ -17,13 +17,13 @@ HERE = Path(__file__).resolve().parent
 _TOTALS = java_store.Counts()
 _VERSIONS: set[str] = set()
 TOGETHER = {
-    "test_kafka_bridges.py": "kafka",
-    "test_kafka_drop_in.py": "kafka",
-    "test_kafka_jobs.py": "kafka",
+    "test_kafka_bridges.py": "one run of a Kafka broker",
+    "test_kafka_drop_in.py": "one run of Kafka's jobs beside ours",
+    "test_kafka_jobs.py": "one run of a job with every step",
     "test_live_spark.py": "a Spark",
     "test_sent_back.py": "one run of a broker",
 }
-"""Files whose tests share what one process starts or, for Kafka, downloads into `.venv/peers`."""
+"""Files whose tests share what one process starts."""
 _STARTED_S = time.monotonic()
 
 

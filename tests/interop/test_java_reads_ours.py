@@ -26,6 +26,8 @@ from interop.trees import difference, tree
 from messagestore import BatchRequest, Message, MessageColumns, MessageStore, StoreConfig
 
 SEEDS = 400
+PARTS = 4
+"""How many tests share the seeds, so that several processes run them."""
 EXAMPLES = 20
 GROUP = 100
 """Stores that Java closes at once: each takes three seconds."""
@@ -135,14 +137,15 @@ class Round:
                 assert [message.body for message in store.query_message(topic, "again")] == [b"ours again"], each.name
 
 
-def test_random_stores_are_read_by_java(java: Driver, root: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_stores_are_read_by_java(java: Driver, root: Path, part: int) -> None:
     """Thousands of messages in hundreds of stores: all shapes of messages, roll-over at every alignment, Spark batches."""
     going = Round(java, root)
-    for seed in range(SEEDS):
+    for seed in range(part, SEEDS, PARTS):
         rng = Random(seed + 10_000)
         going.add(recipes.recipe(rng), rng, f"seed {seed + 10_000}")
     going.finish()
-    assert going.done == SEEDS
+    assert going.done == SEEDS // PARTS
 
 
 def test_random_stores_are_read_by_an_older_java(drivers: Callable[[str], Driver], root: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_user_needs_the_rights_to_publish_and_to_look_up(memory: Path, names: 
     home.mkdir(exist_ok=True)
     (home / "tools.yml").write_text("accessKey: rocketmq\nsecretKey: 12345678\n")
     with broker(NEWEST, memory, names, more=ACL) as a:
-        create_topic(names, [a], "t")
+        create_topic(names, [a], "t", credentials=home / "tools.yml")
         address = ("-b", f"127.0.0.1:{a.port}")
         users = {"both": "Pub,Sub,Get", "publisher": "Pub,Get", "subscriber": "Sub,Get"}
         for user, actions in users.items():

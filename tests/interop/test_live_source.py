@@ -251,7 +251,7 @@ def test_a_consumers_permission_is_enough(memory: Path, names: NameServer) -> No
     own.write_text("accessKey: spark\nsecretKey: 87654321\n")
     wrong.write_text("accessKey: spark\nsecretKey: 11111111\n")
     with broker(NEWEST, memory, names, more=ACL) as a:
-        create_topic(names, [a], "t")
+        create_topic(names, [a], "t", credentials=home / "tools.yml")
         put(names, "t", bodies("x", 40), credentials=home / "tools.yml")
         address = ("-b", f"127.0.0.1:{a.port}")
         made = names.mqadmin("createUser", *address, "-u", "spark", "-p", "87654321", "-t", "Normal")
