@@ -127,15 +127,15 @@ def repeated_tasks(folder: Path) -> list[bytes]:
 def silent_connections(_folder: Path) -> list[bytes]:
     """The first connection never answers, and nobody says that it is dead."""
     with Peer(answering(lambda request: answer(request) if peer.connection_count > 1 else b"")) as peer:
-        client = Client("ns:1", RemotingSettings(retry_timeout_s=1.0))
+        client = Client("ns:1", RemotingSettings(retry_timeout_s=4.0))
         with contextlib.closing(client):
-            client.request(peer.address, codes.GET_MAX_OFFSET, {}, timeout_s=0.2)
+            client.request(peer.address, codes.GET_MAX_OFFSET, {}, timeout_s=0.5)
     return _BODIES
 
 
 def _read(broker: Broker, end: int) -> list[bytes]:
     with broker.serve():
-        location = Location.of(f"rocketmq://{broker.address}").reached_by(retry_timeout_s=2.0)
+        location = Location.of(f"rocketmq://{broker.address}").reached_by(retry_timeout_s=10.0)
         with contextlib.closing(STORES.reader(location)) as reader:
             parts = reader.gather([Range("t", 0, 0, end)])
             return [body for part in parts for body in part.decoded(["body"])["body"].to_pylist()]
