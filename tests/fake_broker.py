@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
 from messagestore.format.message import Message
-from messagestore.format.record import encode_message, stamp_record
+from messagestore.format.record import decode_message, encode_message, stamp_record
 from messagestore.remoting import codes
 from messagestore.remoting.frames import Frame
 from remoting_peer import Peer, answer, read_frame
@@ -45,13 +45,19 @@ class Broker:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def put(
-        self, topic: str, queue_id: int, body: bytes, time_ms: int = 1_700_000_000_000, number: int | None = None
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        time_ms: int = 1_700_000_000_000,
+        number: int | None = None,
+        unique_key: str | None = None,
+        **more: object,
     ) -> None:
-        message = Message(topic, body, born_timestamp_ms=time_ms)
+        message = Message(topic, body, born_timestamp_ms=time_ms, **more)
         host = pack_host("127.0.0.1:10911")
-        self.put_record(
-            topic, queue_id, encode_message(message, queue_id=queue_id, store_host=host, limits=CONFIG), time_ms, number
-        )
+        record = encode_message(message, queue_id=queue_id, store_host=host, limits=CONFIG, unique_key=unique_key)
+        self.put_record(topic, queue_id, record, time_ms, number)
 
     def put_record(self, topic: str, queue_id: int, record: bytearray, time_ms: int, number: int | None = None) -> None:
         queue = self.queues.setdefault((topic, queue_id), [])
@@ -108,6 +114,8 @@ class Broker:
         if request.code == codes.VIEW_MESSAGE_BY_ID:
             record = self.log.get(int(fields["offset"]))
             return answer(request, codes.SYSTEM_ERROR) if record is None else answer(request, body=record)
+        if request.code == codes.QUERY_MESSAGE:
+            return self._queried(request)
         if request.code == codes.UPDATE_CONSUMER_OFFSET:
             self.groups[fields["consumerGroup"], *queue] = int(fields["commitOffset"])
             return answer(request)
@@ -152,6 +160,23 @@ class Broker:
         part = records[start : start + min(most, MOST_MESSAGES)]
         fields = {**bounds, "nextBeginOffset": str(start + len(part)), "suggestWhichBrokerId": "0"}
         return answer(request, codes.SUCCESS, fields, b"".join(part))
+
+    def _queried(self, request: Frame) -> bytes:
+        """As an index: the newest first, by whole seconds, and all whose key has the hash, which is its first letter."""
+        fields, found = request.fields, list[bytes]()
+        unique, bounds = (
+            fields["_UNIQUE_KEY_QUERY"] == "true",
+            (int(fields["beginTimestamp"]), int(fields["endTimestamp"])),
+        )
+        for _, record in sorted(self.log.items(), reverse=True):
+            message = decode_message(record)
+            keys = [message.unique_key or ""] if unique else message.keys
+            is_hit = message.topic == fields["topic"] and any(key[:1] == fields["key"][:1] for key in keys)
+            if is_hit and bounds[0] <= message.store_timestamp_ms // 1000 * 1000 <= bounds[1]:
+                found.append(record)
+        if not found:
+            return answer(request, codes.QUERY_NOT_FOUND)
+        return answer(request, body=b"".join(reversed(found[: min(64, int(fields["maxNum"]))])))
 
     def serve(self, tls: ssl.SSLContext | None = None) -> Peer:
         """A server on a free port; `address` is its own from then on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,8 +93,11 @@ def put(
     *,
     queues: int = 2,
     credentials: Path | str = "",
+    properties: Mapping[str, str] | None = None,
 ) -> None:
-    """Send messages to the queues of one broker by turns, one after the other."""
+    """Send messages to the queues of one broker by turns, one after the other; without properties, every other one
+    has a tag.
+    """
     with contextlib.closing(Client(str(names), RemotingSettings(credentials_file=str(credentials)))) as client:
         address = client.route(topic).brokers[name].master
         assert address is not None
@@ -110,5 +113,7 @@ def put(
                 "g": now_ms,
                 "h": 0,
             }
-            fields |= {"i": "TAGS\x01even\x02" if number % 2 == 0 else "", "j": 0, "k": False, "m": False}
+            tagged = {"TAGS": "even"} if number % 2 == 0 else {}
+            texts = [f"{key}\x01{value}\x02" for key, value in (properties or tagged).items()]
+            fields |= {"i": "".join(texts), "j": 0, "k": False, "m": False}
             client.request(address, codes.SEND_MESSAGE_V2, fields, body, broker=name)

@@ -293,6 +293,7 @@ def test_the_command_line_asks_a_broker(memory: Path, names: NameServer) -> None
         behind = [json.loads(line) for line in run("lag", path, "--group", "spark", "--json").stdout.splitlines()]
         assert sum(row["lag"] for row in behind) > 0
         assert all(row["lag"] == row["maxOffset"] - row["committedOffset"] for row in behind)
+        put(names, "t", [b"with a key"], properties={"KEYS": "k other", "UNIQ_KEY": "ID1"})
         refused = run("verify", path)
         assert refused.returncode != 0
         assert "needs the store's files" in refused.stderr
@@ -300,4 +301,12 @@ def test_the_command_line_asks_a_broker(memory: Path, names: NameServer) -> None
             location = Location.of(path)
             soon(lambda: run("get", path, "t").stderr, lambda text: "broker-a, broker-b" in text)
             assert run("get", str(location.of_broker("broker-a")), "t").stdout.count("x ") == 6
+            rows = [json.loads(line) for line in run("topics", path, "--json").stdout.splitlines()]
+            assert {row["brokerName"] for row in rows} == {"broker-a", "broker-b"}
+            found = [
+                json.loads(line)
+                for line in run("find", path, "--topic", "t", "--key", "k", "--json").stdout.splitlines()
+            ]
+            assert [(row["brokerName"], row["body"]) for row in found] == [("broker-a", "with a key")]
+            assert len(run("find", path, "--topic", "t", "--unique-key", "ID1").stdout.splitlines()) == 1
     COUNTS.stores += 1

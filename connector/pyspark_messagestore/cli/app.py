@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from messagestore import ConfigError, CorruptionError, NotAStoreError, StoreConfig, StoreError, StoreLockedError
+from messagestore import (
+    ConfigError,
+    CorruptionError,
+    NotAStoreError,
+    StoreConfig,
+    StoreError,
+    StoreLockedError,
+    UnknownTopicError,
+)
 from messagestore.inspect import operator
-from messagestore.spi import OPENERS, STORES, Location, StoreReader, duration_s
+from messagestore.spi import OPENERS, STORES, Location, Report, StoreReader, brokers_of, duration_s
 from pyspark_messagestore.cli import output as out
 
 FOUND_NOTHING, CANNOT, LOCKED, CUT = 1, 2, 3, 4
@@ -154,8 +162,8 @@ def path_of(root: str) -> str:
     if root.startswith("rocketmq:"):
         raise ConfigError(
             f"{root}: found the address of RocketMQ's brokers; allowed is the path of a folder on this machine, "
-            f"because this command needs the store's files. Brokers that run can be asked by get, tail, topics, "
-            f"offsets and lag; for the rest use RocketMQ's mqadmin, such as `mqadmin queryMsgByKey` to find messages",
+            f"because this command needs the store's files. Brokers that run can be asked by get, tail, find, topics, "
+            f"offsets and lag; for the rest use RocketMQ's mqadmin",
             key="ROOT",
             value=root,
         )
@@ -307,6 +315,46 @@ def opened(root: str | Location, file: Path | None = None) -> Iterator[StoreRead
     location = root if isinstance(root, Location) else location_of(root)
     with contextlib.closing(STORES.reader(location, looking(file))) as store:
         yield store
+
+
+@contextmanager
+def opened_parts(root: Location, topics: Sequence[str] = ()) -> Iterator[dict[str, StoreReader]]:
+    """The stores at a place, open for reading: each broker of a cluster by its name, or one store without a name.
+
+    Parameters
+    ----------
+    topics : sequence of str
+        Of a cluster, only the brokers that have one of these; without a topic, all.
+
+    Raises
+    ------
+    UnknownTopicError
+        No broker has one of the topics.
+    ConfigError
+        The name servers know no broker.
+    """
+    with contextlib.ExitStack() as stack:
+        if not root.is_cluster:
+            yield {"": stack.enter_context(opened(root))}
+            return
+        for topic in topics:
+            if not brokers_of(root, [topic]):
+                raise UnknownTopicError(topic, (), f"No broker of {root} has it. `messagestore topics` shows them all")
+        parts = brokers_of(root, topics or None)
+        if not parts:
+            raise ConfigError(
+                f"{root}: found no broker that the name servers know. Start one, or correct the address", key="ROOT"
+            )
+        yield {name: stack.enter_context(opened(part)) for name, part in parts.items()}
+
+
+def named_report(reports: Iterable[tuple[str, Report]]) -> Report:
+    """The reports of some brokers as one: each row and each fault names its broker, if the broker has a name."""
+    rows, faults = list[dict[str, Any]](), list[str]()
+    for name, (some, wrong) in reports:
+        rows += [{"brokerName": name, **row} for row in some] if name else some
+        faults += [f"{name}: {fault}" for fault in wrong] if name else wrong
+    return rows, faults
 
 
 def looking(file: Path | None = None) -> StoreConfig:

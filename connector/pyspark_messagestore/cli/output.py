@@ -115,12 +115,12 @@ def message_line(message: MessageExt, *, physical: bool = False) -> str:
     return "  ".join([*parts, "|", shown_bytes(message.body, most)])
 
 
-def show_message(message: MessageExt, *, as_json: bool) -> None:
-    """Show one message, as a line or as JSON."""
+def show_message(message: MessageExt, *, as_json: bool, broker: str = "") -> None:
+    """Show one message, as a line or as JSON, perhaps with the name of the broker that has it."""
     if as_json:
-        json_line(message_fields(message))
+        json_line(({"brokerName": broker} if broker else {}) | message_fields(message))
     else:
-        line(message_line(message))
+        line((f"{shown(broker)}  " if broker else "") + message_line(message))
 
 
 def message_fields(message: MessageExt) -> dict[str, Any]:

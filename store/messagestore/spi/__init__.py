@@ -45,6 +45,7 @@ from messagestore.spi.interface import (
     Queue,
     Queues,
     Range,
+    Report,
     Staging,
     StoreReader,
     Stores,
@@ -52,6 +53,7 @@ from messagestore.spi.interface import (
 )
 from messagestore.spi.local import LOCAL_STORES, LocalStores, planned_elsewhere
 from messagestore.spi.location import OPENERS, Location, location_words
+from messagestore.spi.queries import query_brokers
 from messagestore.spi.sends import Producer, SendQueue, Target, keys_and_crcs
 from messagestore.spi.stores import STORES, brokers_of
 
@@ -89,6 +91,7 @@ __all__ = [
     "Queue",
     "Queues",
     "Range",
+    "Report",
     "Rows",
     "SendQueue",
     "StagedFile",
@@ -119,6 +122,7 @@ __all__ = [
     "plain_body",
     "planned_elsewhere",
     "put_topic_fault",
+    "query_brokers",
     "queue_of_hash",
     "runs_of",
     "store_host_of",

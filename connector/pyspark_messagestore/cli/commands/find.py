@@ -7,9 +7,18 @@ from typing import Annotated
 import typer
 
 from messagestore import ConfigError, MessageExt, MessageStore, ReadOnlyStore
-from messagestore.spi import BATCH_TOPIC
+from messagestore.spi import BATCH_TOPIC, Location, query_brokers
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, config_of, opened, path_of, time_ms
+from pyspark_messagestore.cli.app import (
+    FOUND_NOTHING,
+    ConfigFile,
+    Json,
+    by_location,
+    config_of,
+    opened,
+    path_of,
+    time_ms,
+)
 from pyspark_messagestore.cli.cursor import queue_ids
 
 PLACE = 240
@@ -18,8 +27,9 @@ PANEL = "Messages"
 _FIND_COUNT = 64
 
 
+@by_location
 def find(
-    root: Root,
+    root: Location,
     topic: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +84,8 @@ def find(
     as_json: Json = False,
 ) -> None:
     """Find messages by key, by their sender's id, or by offset message id. Parts of the log that the index does not
-    cover are read, so the answer is complete; without an index it takes as long as reading the log.
+    cover are read, so the answer is complete; without an index it takes as long as reading the log. Brokers that run
+    answer from their index alone.
     """
     if [key, unique_key, message_id].count(None) != 2:
         raise ConfigError("find: give exactly one of --key, --unique-key and --msg-id", key="find")
@@ -84,13 +95,23 @@ def find(
     wanted = key if key is not None else unique_key
     times = [0 if begin is None else time_ms("--from", begin), None if end is None else time_ms("--to", end)]
 
-    shown_count = 0
+    if root.is_cluster:
+        if wanted is None or not topic or store_config is not None:
+            raise ConfigError(
+                f"{root}: found the address of RocketMQ's brokers. They find messages of a topic by key: give --topic, "
+                "and --key or --unique-key, without --store-config. For a message id, use `mqadmin queryMsgById`",
+                key="find",
+            )
+        _at_brokers(root, topic, wanted, count, times, unique=unique_key is not None, as_json=as_json)
+        return
+
+    path, shown_count = path_of(str(root)), 0
     if topic:
         with opened(root, store_config) as reader:  # a slip of the keyboard would find nothing
             for name in topic:
                 queue_ids(reader, name)
 
-    with MessageStore.open_read_only(path_of(root), config_of(store_config)) as store:
+    with MessageStore.open_read_only(path, config_of(store_config)) as store:
         if wanted is None:
             assert message_id is not None
             message = store.look_message_by_id(message_id)
@@ -108,6 +129,36 @@ def find(
 
     if not shown_count:
         out.note("no message found")
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _at_brokers(
+    root: Location, topics: list[str], wanted: str, count: int, times: list[int | None], *, unique: bool, as_json: bool
+) -> None:
+    """Show the newest messages of some topics that brokers find, each with the name of its broker.
+
+    Raises
+    ------
+    typer.Exit
+        There is none, or a broker did not show all.
+    """
+    begin_ms, end_ms = times
+    shown_count, all_faults = 0, list[str]()
+    for topic in topics:
+        with out.waiting("asking the brokers"):
+            hits, faults = query_brokers(
+                root, topic, wanted, count, unique=unique, begin_ms=begin_ms or 0, end_ms=end_ms
+            )
+        for broker, message in hits:
+            out.show_message(message, as_json=as_json, broker=broker)
+        shown_count += len(hits)
+        all_faults += faults
+
+    for fault in all_faults:
+        out.note(f"messagestore: {fault}")
+    if not shown_count:
+        out.note("no message found")
+    if all_faults or not shown_count:
         raise typer.Exit(FOUND_NOTHING)
 
 

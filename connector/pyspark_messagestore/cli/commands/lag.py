@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from messagestore import ConfigError, StoreWentBackwardsError
-from messagestore.spi import Location, StoreReader
-from pyspark_messagestore.checkpoint.spark_checkpoint import Batch, read_progress, stream_offset
+from messagestore import ConfigError, StoreUnavailableError, StoreWentBackwardsError
+from messagestore.spi import Location, Report, StoreReader
+from pyspark_messagestore.checkpoint.spark_checkpoint import read_progress, stream_offset
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, by_location, opened, path_of
+from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, by_location, named_report, opened_parts, path_of
 from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.same_log import place_now
 
@@ -43,8 +43,8 @@ def lag(
         raise ConfigError("lag: give exactly one of --checkpoint and --group", key="lag")
 
     if group is not None:
-        with out.waiting("adding up sizes"), opened(root) as store:
-            rows, faults = store.group_lag(group)
+        with out.waiting("adding up sizes"), opened_parts(root) as stores:
+            rows, faults = named_report((name, store.group_lag(group)) for name, store in stores.items())
         if not rows and not faults:
             raise ConfigError(
                 f"consumer group {group!r} has no offsets in this store; `messagestore groups` shows those that have",
@@ -77,23 +77,16 @@ def _of_checkpoint(root: Location, folder: str) -> tuple[list[dict[str, Any]], l
     if batch.fault:
         raise ConfigError(batch.fault, key="--checkpoint", value=folder)
 
-    rows: list[dict[str, Any]] = []
-    faults: list[str] = []
-    with opened(root) as store:
-        for source, offset in _sources(store, root, progress.path, batch).items():
-            with out.waiting("adding up sizes"):
-                committed, refused = place_now(store, offset)
-                some, wrong = store.lag(committed, offset.topics)
-            for row in some:
-                row["committedOffset"] = offset.queues.get((row["topic"], row["queueId"]))
-
-            faults += [
-                f"{fault}. The query refuses this store, unless failOnDataLoss=false. The lag counts from the first "
-                "message that is newer than what it has read"
-                for fault in refused
-            ]
-            rows += [{"queryId": progress.query_id, "batchId": batch.batch_id, "source": source, **row} for row in some]
-            faults += wrong
+    reports = []
+    with opened_parts(root) as stores:
+        fields_of = dict(enumerate(batch.offsets))
+        for name, store in _read_by(fields_of, stores, root, progress.path).items():
+            for source, offset in _sources(store, name, root, progress.path, fields_of).items():
+                with out.waiting("adding up sizes"):
+                    rows, faults = _behind(store, offset)
+                told = {"queryId": progress.query_id, "batchId": batch.batch_id, "source": source}
+                reports.append((name, ([told | row for row in rows], faults)))
+        rows, faults = named_report(reports)
 
     # Spark has planned a batch that it has not done, and runs it again after a restart.
     if progress.next_batch_id <= progress.batches[-1].batch_id:
@@ -101,11 +94,48 @@ def _of_checkpoint(root: Location, folder: str) -> tuple[list[dict[str, Any]], l
     return rows, faults
 
 
-def _sources(store: StoreReader, root: Location, folder: str, batch: Batch) -> dict[int, StreamOffset]:
+def _read_by(
+    fields_of: dict[int, Any], stores: dict[str, StoreReader], root: Location, folder: str
+) -> dict[str, StoreReader]:
+    """The stores that a query has read: of a whole cluster, the brokers that its offset names."""
+    if not root.is_cluster or root.broker:
+        return stores
+    names = {name for fields in fields_of.values() for name in (fields or {}).get("brokers", {})}
+    if not names and len(stores) > 1:
+        raise ConfigError(
+            f"{folder}: this query does not read a whole cluster, but {root} has the brokers {', '.join(stores)}. Give "
+            f"the broker that the query reads, as in {root}/{min(stores)}",
+            key="ROOT",
+            value=str(root),
+        )
+    unknown = sorted(names - stores.keys())
+    if unknown:
+        raise StoreUnavailableError(
+            f"{folder}: this query reads the brokers {', '.join(sorted(names))}, but the name servers of {root} do not "
+            f"know {', '.join(unknown)}. Start them, or correct the address"
+        )
+    return {name: store for name, store in stores.items() if name in names or not names}
+
+
+def _behind(store: StoreReader, offset: StreamOffset) -> Report:
+    """How far a query is behind in one store."""
+    committed, refused = place_now(store, offset)
+    rows, wrong = store.lag(committed, offset.topics)
+    for row in rows:
+        row["committedOffset"] = offset.queues.get((row["topic"], row["queueId"]))
+    faults = [
+        f"{fault}. The query refuses this store, unless failOnDataLoss=false. The lag counts from the first message "
+        "that is newer than what it has read"
+        for fault in refused
+    ]
+    return rows, faults + wrong
+
+
+def _sources(
+    store: StoreReader, name: str, root: Location, folder: str, fields_of: dict[int, Any]
+) -> dict[int, StreamOffset]:
     """The sources of a query that read the store, by their numbers."""
-    fields_of = dict(enumerate(batch.offsets))
-    if root.is_cluster:  # a query of a whole cluster has an offset for each broker
-        name = store.broker_name()
+    if name:  # a query of a whole cluster has an offset for each broker
         fields_of = {i: (fields or {}).get("brokers", {}).get(name, fields) for i, fields in fields_of.items()}
     ours = {i: offset for i, fields in fields_of.items() if (offset := stream_offset(fields)) is not None}
     here = store.describe([])
@@ -126,6 +156,9 @@ def _lag_table(rows: list[dict[str, Any]]) -> None:
     titles += [("lag", True), ("bytes", True), ("oldest unread", False)]
     if any(row.get("source") for row in rows):
         titles.insert(0, ("source", True))
+    if any("brokerName" in row for row in rows):
+        titles.insert(0, ("broker", False))
+    firsts = [name for title, name in (("broker", "brokerName"), ("source", "source")) if title in dict(titles)]
 
     cells = []
     for row in rows:
@@ -140,7 +173,7 @@ def _lag_table(rows: list[dict[str, Any]]) -> None:
             out.size_words(row["lagBytes"]),
             "-" if oldest is None else out.time_words(oldest),
         ]
-        cells.append([row["source"], *cell] if titles[0][0] == "source" else cell)
+        cells.append([*(row[name] for name in firsts), *cell])
     out.table(titles, cells)
 
     behind = sum(max(0, row["lag"]) for row in rows)

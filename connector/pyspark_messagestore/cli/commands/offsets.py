@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from messagestore.spi import Location
+from messagestore.spi import Location, Report, StoreReader
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, opened, time_ms
+from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, named_report, opened_parts, time_ms
 
 PLACE = 130
 PANEL = "Topics and groups"
@@ -35,19 +35,30 @@ def offsets(
 ) -> None:
     """Show the minimum and the maximum offset of each queue. The maximum is the offset that the next message gets."""
     at_ms = None if at is None else time_ms("--at", at)
-    with out.waiting("looking through the queues"), opened(root) as store:
-        rows, faults = store.offsets(names or [], at_ms)
+    with out.waiting("looking through the queues"), opened_parts(root, names or []) as stores:
+        rows, faults = named_report(
+            (name, _of_store(store, names or [], at_ms, all_known=not name or bool(root.broker)))
+            for name, store in stores.items()
+        )
 
     if as_json:
         for row in rows:
             out.json_line(row)
     elif rows:
         titles = [("topic", False), ("queue", True), ("min", True), ("max", True), ("messages", True)]
+        if "brokerName" in rows[0]:
+            titles.insert(0, ("broker", False))
         if at_ms is not None:
             titles += [(f"at {out.time_words(at_ms)}", True), ("stored", False)]
         out.table(titles, [_offset_cells(row) for row in rows])
 
     end_of_rows(rows, faults, "no queue found")
+
+
+def _of_store(store: StoreReader, names: list[str], at_ms: int | None, *, all_known: bool) -> Report:
+    """The rows of one store. A broker of a cluster need not have all topics."""
+    known = store.describe(names).queue_counts if names and not all_known else names
+    return store.offsets([name for name in names if name in known], at_ms)
 
 
 def _offset_cells(row: dict[str, Any]) -> list[object]:

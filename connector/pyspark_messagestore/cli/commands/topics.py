@@ -6,7 +6,7 @@ from typing import Any
 
 from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, opened
+from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, named_report, opened_parts
 
 PLACE = 120
 PANEL = "Topics and groups"
@@ -14,15 +14,18 @@ PANEL = "Topics and groups"
 
 @by_location
 def topics(root: Location, as_json: Json = False) -> None:
-    """Show the topics of a store, with their settings and the number of their messages."""
-    with out.waiting("looking through the queues"), opened(root) as store:
-        rows, faults = store.view("topics")
+    """Show the topics of a store, with their settings and the number of their messages. Of brokers that run, each has
+    a row for each topic.
+    """
+    with out.waiting("looking through the queues"), opened_parts(root) as stores:
+        rows, faults = named_report((name, store.view("topics")) for name, store in stores.items())
     if as_json:
         for row in rows:
             out.json_line(row)
     elif rows:
         titles = [("topic", False), ("messages", True), ("queues", True), ("write", True), ("read", True)]
-        out.table([*titles, ("perm", True), ("order", False), ("type", False)], map(_cells, rows))
+        titles = [*titles, ("perm", True), ("order", False), ("type", False)]
+        out.table([("broker", False), *titles] if "brokerName" in rows[0] else titles, map(_cells, rows))
     end_of_rows(rows, faults, "no topic found")
 
 
@@ -30,6 +33,7 @@ def _cells(row: dict[str, Any]) -> list[object]:
     settings = [row[name] for name in ("writeQueueNums", "readQueueNums", "perm", "order")]
     kind = out.message_type(row["attributes"] or {})
     return [
+        *([row["brokerName"]] if "brokerName" in row else []),
         row["topic"],
         f"{row['messages']:,}",
         row["queues"],
