@@ -99,14 +99,19 @@ def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
     return found
 
 
-def on_terminal(*arguments: object, code: int = 0, program: str | None = None) -> str:
-    """What a command, or another Python program, writes to a terminal, line ends of the terminal taken out."""
+def on_terminal(*arguments: object, code: int = 0, program: str | None = None, typed: str = "") -> str:
+    """What a command, or another Python program, writes to a terminal, line ends of the terminal taken out.
+
+    With `typed`, the terminal is its standard input, too.
+    """
     ours, theirs = pty.openpty()
     start = ["-m", "pyspark_messagestore.cli.main"] if program is None else ["-c", program]
     command = [sys.executable, *start, *(str(argument) for argument in arguments)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    keys = theirs if typed else None
+    process = subprocess.Popen(command, stdin=keys, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
+    os.write(ours, typed.encode())
     found = b""
     while True:
         try:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from crash.imitate import Broker, walk
 from messagestore import Message, MessageStore, StoreConfig
 from messagestore.format.half_records import HALF_TOPIC, OP_TOPIC
@@ -20,6 +22,11 @@ CONFIG = SMALL.replace(
 )
 READ, LEFT = 12, 5
 """How far the queue was read, and how many of these messages there are after it was cut or restored."""
+EVERY_WAY = pytest.mark.parametrize("way", list(WayBack), ids=lambda way: way.name)
+BEHIND_THE_GROUP = pytest.mark.parametrize(
+    "way", [way for way in WayBack if way is not WayBack.DELETED], ids=lambda way: way.name
+)
+"""The ways in which what a consumer group has read, and a broker's own topics, are still remembered."""
 MORE = 20
 """How many messages follow then: more than were read, so that the number alone shows nothing."""
 
@@ -82,6 +89,7 @@ class History:
             WayBack.REBUILT: self._rebuilt,
             WayBack.LOSS_ACCEPTED: self._loss_accepted,
             WayBack.MADE_AGAIN: self._made_again,
+            WayBack.DELETED: self._deleted,
             WayBack.OLDER_COPY: self._older_copy,
             WayBack.BROKER_CRASHED: self._broker_crashed,
         }[way]()
@@ -144,6 +152,15 @@ class History:
                 place = walk(self.root)[0][-1]
                 broker.unit(*self.queue, number, place["physical_offset"], place["size"], broker.now_ms + 1_000)
         broker.close()
+
+    def _deleted(self) -> None:
+        with self.open() as store:
+            self.put(store, READ)
+            self.remember(self, store)
+        with self.open() as store:
+            store.delete_topic(self.queue[0])
+            for number in range(2):
+                store.put_message(Message(self.queue[0], b"again %d" % number, queue_id=self.queue[1]))
 
     def _older_copy(self) -> None:
         copy = self.root.with_name("copy")

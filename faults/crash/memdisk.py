@@ -259,7 +259,8 @@ class MemDisk(Disk):
         parent = self._parent(new)
         node = self._find(old)[1]
         if node is None:
-            raise AssertionError(f"{old}: the store renames files only")
+            self._rename_folder(old, new)
+            return
         if old.startswith(f"{new}/"):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), old)
         if self.nodes.get(new, self) is None:
@@ -268,6 +269,28 @@ class MemDisk(Disk):
         self.children[os.path.dirname(old)].discard(os.path.basename(old))
         self.nodes[new] = node
         self.children[parent].add(os.path.basename(new))
+
+    def _rename_folder(self, old: str, new: str) -> None:
+        if new in self.nodes:
+            raise AssertionError(f"{new}: the store gives a folder a name that is free")
+        below = [path for path in self.nodes if path == old or path.startswith(f"{old}/")]
+        for path in below:
+            name = new + path.removeprefix(old)
+            self.nodes[name] = self.nodes.pop(path)
+            for table in (self.children, self.folder_numbers):
+                if path in table:
+                    table[name] = table.pop(path)  # type: ignore[index,assignment] # each keeps its own values
+        self.children[os.path.dirname(old)].discard(os.path.basename(old))
+        self.children[os.path.dirname(new)].add(os.path.basename(new))
+
+    def rmdir(self, path: str | Path) -> None:
+        text, node = self._find(path)
+        if node is not None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), text)
+        if self.children[text]:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), text)
+        del self.nodes[text], self.children[text], self.folder_numbers[text]
+        self.children[os.path.dirname(text)].discard(os.path.basename(text))
 
     def unlink(self, path: str | Path) -> None:
         text, node = self._find(path)

@@ -74,6 +74,7 @@ MODES = (
     Mode("fuzz", "crash.fuzz", 2, 0.1, "hostile bytes, links, owners and clocks"),
     Mode("concurrency", "crash.concurrency", 1, 0.05, "many readers, writers, brokers and streams at once"),
     Mode("deliveries", "crash.deliveries", 2, 0.05, "deliverers of delayed messages die, and a broker takes over"),
+    Mode("deletions", "crash.deletions", 1, 0.05, "processes that delete a topic die at every operation"),
     Mode("halves", "crash.halves", 1, 0.05, "transactions interrupted by a kill or a power cut at every operation"),
     Mode("pipes", "crash.pipes", 2, 0.05, "consumers and pipes from topic to topic are killed, stopped and rebalanced"),
     Mode("afar", "crash.afar", 2, 0.0, "faults between Spark and a store on another host, of that host and of drivers"),

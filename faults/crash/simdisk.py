@@ -174,6 +174,9 @@ class KillDisk(Disk):
     def unlink(self, path: str | Path) -> None:
         self._run(Operation("unlink", str(path), ""), lambda: self._unlink(str(path)))
 
+    def rmdir(self, path: str | Path) -> None:
+        self._run(Operation("rmdir", str(path), ""), lambda: self._rmdir(str(path)))
+
     def mkdir(self, path: str | Path) -> None:
         self._run(Operation("mkdir", str(path), ""), lambda: self._mkdir(str(path)))
 
@@ -207,6 +210,9 @@ class KillDisk(Disk):
 
     def _unlink(self, path: str) -> None:
         super().unlink(path)
+
+    def _rmdir(self, path: str) -> None:
+        super().rmdir(path)
 
     def _mkdir(self, path: str) -> None:
         super().mkdir(path)
@@ -515,6 +521,12 @@ class RecordingDisk(FailDisk):
         super()._unlink(path)
         if gone is not None:  # otherwise the file is not recorded
             self._record(Name(folder, name, None, gone=gone, text=f"the unlinking of {path}"))
+
+    def _rmdir(self, path: str) -> None:
+        gone = self._id(self._path_key(path), path)
+        folder, name = self._place(path)
+        super()._rmdir(path)
+        self._record(Name(folder, name, None, gone=gone, text=f"the removal of the folder {path}"))
 
     def _mkdir(self, path: str) -> None:
         is_new = not super().exists(path)

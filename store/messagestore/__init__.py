@@ -18,6 +18,7 @@ from messagestore.broker.delivery import Delivered
 from messagestore.broker.expired import ExpiredFiles
 from messagestore.broker.half_checks import CheckReport, LocalTransactionState
 from messagestore.broker.halves import HalfMessage
+from messagestore.broker.topic_deletion import DeletedTopic
 from messagestore.consume.consumer import Consumer
 from messagestore.consume.messages import ConsumedMessage
 from messagestore.consume.progress import OffsetReset, reset_offsets
@@ -91,6 +92,7 @@ __all__ = [
     "ConsumedMessage",
     "Consumer",
     "CorruptionError",
+    "DeletedTopic",
     "Delivered",
     "ExpiredFiles",
     "GetMessageResult",

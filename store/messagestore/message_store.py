@@ -47,6 +47,7 @@ from messagestore.broker.delivery import Delivered
 from messagestore.broker.expired import ExpiredFiles, asked_for
 from messagestore.broker.half_checks import Check, CheckReport, HalfChecks
 from messagestore.broker.halves import HalfMessage, HalfMessages
+from messagestore.broker.topic_deletion import DeletedTopic, delete_topic
 from messagestore.errors import (
     ConfigError,
     MessageIllegalError,
@@ -456,6 +457,53 @@ class MessageStore(ReadOnlyStore):
             topic_config = topics.get(topic)
             assert topic_config is not None
             return topic_config
+
+    def delete_topic(self, topic: str) -> DeletedTopic:
+        """Delete a topic with its queues, and what consumer groups have read of it, as a broker's `deleteTopic` does.
+
+        Its messages are in no queue any more. Their records stay in the log until `delete_expired_files` takes their
+        segments, so the disk gets no room, and a message id still finds them. If a topic of that name is made again,
+        its queues begin at 0. Delayed and half messages of the topic that are still to come make it again.
+
+        Whoever has read the topic, such as a streaming query, meets a queue that went back: it must begin anew.
+
+        Parameters
+        ----------
+        topic : str
+            A topic that users may have. A name with settings in `config/topics.json`, with queues, or with offsets of a
+            consumer group.
+
+        Returns
+        -------
+        DeletedTopic
+            What went.
+
+        Raises
+        ------
+        UnknownTopicError
+            The store has no such topic.
+        MessageIllegalError
+            The name is reserved for a broker.
+        CorruptionError
+            A file that has to be changed is damaged. Nothing was changed.
+        StoreLockedError
+            A broker waits for the store, or another process writes the offsets of consumer groups. Nothing was changed.
+        StoreFullError
+            The disk has no room for the small files. Make room, and delete the topic again.
+        StorePoisonedError
+            A sync failed.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.put_message(Message("flights", b"JFK to MIA", queue_id=0))
+        ...     store.delete_topic("flights").queue_count, store.topics()
+        (1, {})
+        """
+        check_topic(topic)
+        with self._puts.configuring() as writer:
+            return delete_topic(writer, topic)
 
     def topic_config(self, topic: str) -> TopicConfig | None:
         """The settings of a topic in `config/topics.json`; None if it has none."""

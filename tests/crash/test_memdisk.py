@@ -20,7 +20,7 @@ def something(disk: Disk, root: Path, chance: random.Random, names: list[str]) -
     path, other = (str(root / chance.choice(names)) for _ in range(2))
     size, position = chance.randrange(6000), chance.choice((0, 1, 511, 512, 4095, 5000))
     try:
-        match chance.randrange(14):
+        match chance.randrange(16):
             case 0:
                 return disk.mkdir(path)
             case 1 | 2:
@@ -45,6 +45,11 @@ def something(disk: Disk, root: Path, chance: random.Random, names: list[str]) -
                 file = disk.open(path)
                 disk.rename(path, other)
                 return disk.at_path(file)
+            case 13:
+                return disk.rmdir(path)
+            case 14:
+                free = not disk.exists(other) and not other.startswith(path)
+                return disk.rename(path, other) if free and disk.is_folder(path) else None
             case _:
                 return disk.size(path) if not disk.is_folder(path) else None
     except OSError as error:

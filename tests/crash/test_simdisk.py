@@ -134,6 +134,7 @@ STEPS = st.one_of(
     st.tuples(st.just("rename"), NAMES, NAMES),
     st.tuples(st.just("unlink"), NAMES),
     st.tuples(st.just("mkdir"), NAMES),
+    st.tuples(st.just("rmdir"), NAMES),
     st.tuples(st.just("fdatasync"), NAMES),
     st.tuples(st.just("fallocate"), NAMES, st.integers(1, 4000)),
     st.tuples(st.just("fsync_dir"), st.sampled_from([".", "d"])),
@@ -147,7 +148,7 @@ def run(disk: Disk, root: Path, steps: list[tuple]) -> None:
     for number, (name, first, *rest) in enumerate(steps, 1):
         path = root / first
         try:
-            if name in ("open_new", "unlink", "mkdir", "fsync_dir"):
+            if name in ("open_new", "unlink", "mkdir", "rmdir", "fsync_dir"):
                 getattr(disk, name)(path, *rest)
             elif name == "rename":
                 disk.rename(path, root / rest[0])
@@ -454,6 +455,7 @@ def test_the_dead_do_nothing(root: Path):
         lambda: disk.rename(path, path + "2"),
         lambda: disk.unlink(path),
         lambda: disk.mkdir(path + "2"),
+        lambda: disk.rmdir(root),
         lambda: disk.fallocate(file, 1),
         lambda: disk.punch(file, 0, 1),
         lambda: disk.size(path),

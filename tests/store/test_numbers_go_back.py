@@ -39,14 +39,13 @@ from messagestore.inspect.verify import verify
 from messagestore.log.remembered import ANSWERS, Answer, Memory, WayBack, corrected
 from messagestore.read.queue_ends import QueueEnds
 from messagestore.spi import LOCAL_STORES
-from numbers_back import CONFIG, MORE, READ, History
+from numbers_back import BEHIND_THE_GROUP, CONFIG, EVERY_WAY, MORE, READ, History
 from small import read_all
-
-EVERY_WAY = pytest.mark.parametrize("way", list(WayBack), ids=lambda way: way.name)
 
 
 def test_each_memory_has_an_answer_for_each_way() -> None:
-    assert set(ANSWERS) == set(itertools.product(Memory, WayBack))
+    brokers = {Memory.DELIVERY, Memory.DELAY_OFFSETS, Memory.HALVES, Memory.SETTLED}  # nobody can delete their topics
+    assert set(ANSWERS) == set(itertools.product(Memory, WayBack)) - {(memory, WayBack.DELETED) for memory in brokers}
     assert set(ANSWERS.values()) == set(Answer)
 
 
@@ -264,7 +263,7 @@ def delivered_by_a_broker(history: History, store: MessageStore) -> None:
     delivery._of_broker = None
 
 
-@EVERY_WAY
+@BEHIND_THE_GROUP
 @pytest.mark.parametrize("memory", [Memory.DELIVERY, Memory.DELAY_OFFSETS], ids=lambda memory: memory.name)
 def test_each_delayed_message_is_delivered_once(tmp_path: Path, memory: Memory, way: WayBack) -> None:
     """They were never due: the progress said 12, and the new messages have the numbers from 0 or 5 on."""
@@ -295,7 +294,7 @@ def test_each_delayed_message_is_delivered_once(tmp_path: Path, memory: Memory, 
     assert report.ok, report
 
 
-@EVERY_WAY
+@BEHIND_THE_GROUP
 @pytest.mark.parametrize("kind", ["plain", "delayed"])
 def test_retention_keeps_what_was_not_read_or_delivered(tmp_path: Path, kind: str, way: WayBack) -> None:
     """It asked the same number, and deleted new messages as if they had been read."""
@@ -326,7 +325,7 @@ def place_of_group(history: History) -> int:
     return table.get("t", "g")[0]
 
 
-@EVERY_WAY
+@BEHIND_THE_GROUP
 def test_a_group_skips_nothing(tmp_path: Path, way: WayBack) -> None:
     """Its place would have been that of other messages as soon as the queue had grown to it again."""
     assert ANSWERS[Memory.GROUP, way] is Answer.LOWERED
@@ -379,7 +378,7 @@ def test_a_consumer_skips_nothing(tmp_path: Path, way: WayBack, grown: int) -> N
     assert table.get("t", "open") == {}
 
 
-@EVERY_WAY
+@BEHIND_THE_GROUP
 def test_the_lag_of_a_group_is_neither_negative_nor_silently_zero(tmp_path: Path, way: WayBack) -> None:
     assert ANSWERS[Memory.GROUP_LAG, way] is Answer.COUNTED
     history = History(tmp_path / "s", "plain", remember_group)
@@ -401,7 +400,7 @@ def test_the_lag_of_a_group_is_neither_negative_nor_silently_zero(tmp_path: Path
     reader.close()
 
 
-@EVERY_WAY
+@BEHIND_THE_GROUP
 def test_the_progress_of_a_new_batch_counts(tmp_path: Path, way: WayBack) -> None:
     """The BATCH queue began again below what the table called settled, and pending progress was overlooked."""
     assert ANSWERS[Memory.SETTLED, way] is Answer.LOWERED
@@ -433,7 +432,7 @@ def commit_all(history: History, store: MessageStore) -> None:
     publish_offsets(str(history.root), HALF_GROUP, {(HALF_TOPIC, 0): READ, (OP_TOPIC, 0): READ}, own=True)
 
 
-@EVERY_WAY
+@BEHIND_THE_GROUP
 def test_each_half_message_can_be_ended(tmp_path: Path, way: WayBack) -> None:
     """Those that are new, and those whose op messages are gone."""
     assert ANSWERS[Memory.HALVES, way] is Answer.READ_AGAIN
@@ -453,3 +452,26 @@ def test_each_half_message_can_be_ended(tmp_path: Path, way: WayBack) -> None:
         found = Counter(read_all(store))
     assert {body: found[body] for body in waiting} == dict.fromkeys(waiting, 1)
     assert all(found[body] == 1 for body in committed)
+
+
+# ---- a topic that was deleted here
+
+
+def test_what_a_group_had_read_of_a_deleted_topic_is_forgotten(tmp_path: Path) -> None:
+    """Nothing of the new topic counts as read, and nothing of it is kept for the group before it reads."""
+    for memory in (Memory.GROUP, Memory.COMMITTED, Memory.GROUP_LAG, Memory.RETENTION):
+        assert ANSWERS[memory, WayBack.DELETED] is Answer.FORGOTTEN
+    history = History(tmp_path / "s", "plain", remember_group)
+    end = history.back(WayBack.DELETED)
+    table = ConsumerOffsets(Disk(), str(history.root))
+    table.load()
+    assert table.get("t", "g") == {}
+    assert operator.groups(str(history.root), CONFIG) == ([], [])
+    with history.open() as store:
+        history.put(store, MORE)
+        history.fill(store, 3)
+        store.flush()
+        store.delete_expired_files(before_offset=1 << 40)
+        assert store.min_offset("t", 0) == store.max_offset("t", 0) == end + MORE
+    with Consumer(history.root, "g", "t", config=CONFIG) as consumer:
+        assert consumer.position(("t", 0)) == end + MORE

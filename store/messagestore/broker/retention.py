@@ -311,6 +311,8 @@ class Retention:
 
         try:
             disk.fsync_dir(os.path.dirname(path))
+        except FileNotFoundError:
+            return  # another thread has deleted the topic
         except OSError as error:
             raise writer.poison(f"{path}: its deletion could not be synced ({error})") from error
 

@@ -29,6 +29,7 @@ class ConfigTable(Generic[K, V]):
         self.path = file.path
         self._rows: dict[K, V] = {}
         self._changed: dict[K, V] = {}
+        self._removed: set[K] = set()
 
     def load(self) -> dict[K, V]:
         """Read the file, or its `.bak` if the file is missing, empty or unreadable. Unsaved changes are dropped.
@@ -40,7 +41,7 @@ class ConfigTable(Generic[K, V]):
         ConfigError
             The broker keeps the table in RocksDB.
         """
-        self._changed = {}
+        self._changed, self._removed = {}, set()
         return self._read()
 
     def _read(self) -> dict[K, V]:
@@ -49,7 +50,7 @@ class ConfigTable(Generic[K, V]):
         return self._rows
 
     def save(self) -> None:
-        """Write what was changed since `load` or the last `save`; the rest of the file stays as it is now.
+        """Write what was changed or removed since `load` or the last `save`; the rest of the file stays as it is now.
 
         The caller holds the lock. Without changes, nothing is written. If this fails, the changes remain to be saved.
 
@@ -58,23 +59,30 @@ class ConfigTable(Generic[K, V]):
         CorruptionError
             The file is damaged; its `.bak` may count for readers, but it may be older, and does not replace the file.
         """
-        if not self._changed:
+        if not self._changed and not self._removed:
             return
         self._read()
         if self._file.damage is not None:
             raise self._file.damage
         rows = self._merged(self._rows, self._changed)
+        rows = {key: row for key, row in rows.items() if key not in self._removed}
         if self.writes_what_is_there or rows != self._rows:
             self._file.save({key: self._fields(row) for key, row in rows.items()}, **self._derived(rows))
-        self._rows, self._changed = rows, {}  # only now: a row that could not be saved is not there
+        self._rows, self._changed, self._removed = rows, {}, set()  # only now: what could not be saved is not there
 
     def save_or_drop(self) -> None:
         """Save. If that fails, drop the changes, so that no later `save` writes what the caller was told has failed."""
         try:
             self.save()
         except BaseException:
-            self._changed = {}
+            self._changed, self._removed = {}, set()
             raise
+
+    def _remove(self, key: K) -> None:
+        """Take a row away; `save` writes the table without it."""
+        self._rows.pop(key, None)
+        self._changed.pop(key, None)
+        self._removed.add(key)
 
     # ---- what the tables differ in
 

@@ -167,6 +167,18 @@ class ConsumerOffsets(ConfigTable[str, dict[int, int]]):
             for table in (self._rows, self._changed):
                 table.setdefault(name, {}).update(offsets)
 
+    def groups_of(self, topic: str) -> list[str]:
+        """Return the groups of users that have offsets in a topic, sorted."""
+        return [group for group, topics in self.topics_of_groups().items() if topic in topics]
+
+    def forget_topic(self, topic: str) -> None:
+        """Take away the offsets of all groups in a topic; `save` writes the table without them.
+
+        Source: RocketMQ ConsumerOffsetManager.cleanOffsetByTopic.
+        """
+        for name in [name for name in self._rows if name.partition(_SEPARATOR)[0] == topic]:
+            self._remove(name)
+
 
 def publish_offsets(
     root: str,

@@ -374,7 +374,7 @@ class Disk:
             raise OSError(number, os.strerror(number), file.path)
 
     def rename(self, source: str | Path, target: str | Path) -> None:
-        """Give a file another name; a file at `target` is replaced."""
+        """Give a file or folder another name; a file at `target` is replaced."""
         with self._at_place(source) as old, self._at_place(target) as new:
             try:
                 os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
@@ -394,6 +394,11 @@ class Disk:
         """Remove a name; for a link, this removes the link itself."""
         with self._at_place(path) as place:
             os.unlink(place.name, dir_fd=place.folder)
+
+    def rmdir(self, path: str | Path) -> None:
+        """Remove an empty folder; raises `OSError` if there is something in it."""
+        with self._at_place(path) as place:
+            os.rmdir(place.name, dir_fd=place.folder)
 
     def mkdir(self, path: str | Path) -> None:
         """Create a folder, or leave an existing one as it is; refuse a link unless `store_root` allows it."""
@@ -807,6 +812,18 @@ def _rename(disk: Disk, file: File, path: str) -> None:
     except OSError:
         if disk.identity_at(path) != (file.device, file.inode) or disk.exists(file.path):
             raise
+
+
+def remove_folder(disk: Disk, path: str) -> None:
+    """Remove a folder with everything in it; nothing is synced. It need not exist."""
+    for name, is_folder in disk.entries(path):
+        child = os.path.join(path, name)
+        if is_folder:
+            remove_folder(disk, child)
+        else:
+            disk.unlink(child)
+    if disk.exists(path):
+        disk.rmdir(path)
 
 
 def replace_file(disk: Disk, path: str | Path, data: bytes, *, via: str | Path) -> None:

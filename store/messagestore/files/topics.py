@@ -235,6 +235,10 @@ class Topics(ConfigTable[str, TopicConfig]):
             )
         )
 
+    def remove(self, name: str) -> None:
+        """Take a topic away, which need not be there; `save` writes the file without it."""
+        self._remove(name)
+
     def _put(self, topic: TopicConfig) -> TopicConfig:
         for key, value, least, most in (
             ("writeQueueNums", topic.write_queue_nums, 1, MAX_QUEUE_COUNT),

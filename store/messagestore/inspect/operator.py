@@ -30,7 +30,7 @@ from messagestore.files.writer_lock import probe_attached, probe_java, probe_wri
 from messagestore.format.config import ROCKETMQS_LEVELS, StoreConfig, java_key
 from messagestore.format.config import settings as all_settings
 from messagestore.format.layout import FILLER_UNIT_SIZE
-from messagestore.format.message import BATCH_TOPIC, MessageExt
+from messagestore.format.message import BATCH_TOPIC, MessageExt, check_topic
 from messagestore.format.record import decode_message
 from messagestore.format.record_scan import head_sizes
 from messagestore.inspect import waiting
@@ -123,6 +123,34 @@ def groups(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str,
     """How far each consumer group has read each queue of its topics, and what could not be read, in words."""
     with _view(path, config) as view:
         return groups_of(view)
+
+
+def deletions(path: str, topics: Iterable[str]) -> list[dict[str, Any]]:
+    """What would go with each of some topics: its messages and queues, and the groups that have read some of it.
+
+    Raises
+    ------
+    MessageIllegalError
+        A topic is the broker's own.
+    UnknownTopicError
+        The store has no such topic.
+    """
+    with _view(path, None) as view:
+        there = {row["topic"]: row for row in topics_of(view)[0]}
+        read: dict[str, list[str]] = {}
+        for group, names in group_offsets(view).topics_of_groups().items():
+            for name in names:
+                read.setdefault(name, []).append(group)
+    rows = []
+    for name in topics:
+        check_topic(name)
+        if name not in there and name not in read:
+            raise UnknownTopicError(name, there, hint="Nothing was deleted")
+        found = there.get(name, {"messages": 0, "queues": 0})
+        rows.append(
+            {"topic": name, **{part: found[part] for part in ("messages", "queues")}, "groups": read.get(name, [])}
+        )
+    return rows
 
 
 def group_settings(path: str) -> list[dict[str, Any]]:

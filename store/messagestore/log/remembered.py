@@ -7,7 +7,8 @@ again below that number:
     0 1 2 3 4 5 6 7 8 9 10 11                  then the queue is rebuilt, cut, restored or made again:
     0 1 2 3 4                                  the next message gets number 5, and a 12 would skip seven of them
 
-`Memory` lists what remembers, `WayBack` the ways in which numbers go back, and `ANSWERS` what happens for each pair.
+`Memory` lists what remembers, `WayBack` the ways in which numbers go back, and `ANSWERS` what happens for each pair
+that there can be.
 The rules behind it:
 
 - A place in the log never goes back. What this project writes itself is checked by its place (PLACE).
@@ -48,7 +49,8 @@ class WayBack(Enum):
 
     REBUILT = "retention took all messages of the queue; consumequeue and spark/ends were removed, and rebuilt"
     LOSS_ACCEPTED = "the end of the log was lost, and `recover --accept-loss` went on without it"
-    MADE_AGAIN = "a topic was deleted and made again, which only a broker does"
+    MADE_AGAIN = "a broker deleted a topic and made it again, and the offsets of groups in it are there"
+    DELETED = "`MessageStore.delete_topic` deleted a topic, and it was made again"
     OLDER_COPY = "an older copy of the log and the queues was put in place; what remembers is newer"
     BROKER_CRASHED = "a broker wrote its small files, and a crash took the end of its log"
 
@@ -68,6 +70,7 @@ class Answer(Enum):
     COUNTED = (
         "the lag counts from where reading goes on and is never below 0; a remark says that the number is too large"
     )
+    FORGOTTEN = "it is removed together with the topic, so nothing of the new one counts as read"
     KEPT = "what is behind the place where reading goes on counts as unread, and stays"
 
 
@@ -86,8 +89,16 @@ _SAME_FOR_ALL: Mapping[Memory, Answer] = {
     Memory.RETENTION: Answer.KEPT,
 }
 
+_OF_BROKERS_TOPICS = frozenset({Memory.DELIVERY, Memory.DELAY_OFFSETS, Memory.HALVES, Memory.SETTLED})
+"""What remembers a number of a topic that is a broker's or the store's own, which `delete_topic` refuses."""
+_FORGOTTEN = frozenset({Memory.GROUP, Memory.COMMITTED, Memory.GROUP_LAG, Memory.RETENTION})
+"""What reads the numbers of consumer groups in `config/consumerOffset.json`."""
+
 ANSWERS: Mapping[tuple[Memory, WayBack], Answer] = {
-    (memory, way): answer for memory, answer in _SAME_FOR_ALL.items() for way in WayBack
+    (memory, way): Answer.FORGOTTEN if way is WayBack.DELETED and memory in _FORGOTTEN else answer
+    for memory, answer in _SAME_FOR_ALL.items()
+    for way in WayBack
+    if way is not WayBack.DELETED or memory not in _OF_BROKERS_TOPICS
 }
 
 

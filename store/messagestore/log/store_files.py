@@ -23,7 +23,7 @@ from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.batch_consume_queue import BATCH_QUEUE_FOLDER, BatchConsumeQueue, batch_queues
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
-from messagestore.files.disk import Disk, FilePool, replace_file
+from messagestore.files.disk import Disk, FilePool, remove_folder, replace_file
 from messagestore.files.index_file import IndexService
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root
@@ -42,6 +42,8 @@ _HINT = (
     "from spark/journal or from the log."
 )
 _NEW = "new-"
+DELETED_FOLDER = "deleted-topic-"
+"""In `spark/`, behind `new-`: the queues of a topic that is being deleted."""
 ABORT_WORD = "messagestore"
 _MAX_PORT = 65535
 _CACHED_QUEUES = 4096
@@ -470,6 +472,12 @@ class StoreFiles:
             if queue is not None:
                 queue.forget_below(offset)
 
+    def forget_written(self) -> None:
+        """Forget all queues and their unsynced units, because another process has synced and perhaps deleted them."""
+        self._queues.clear()
+        self._written.clear()
+        self.ever_written.clear()
+
     def drop_queue(self, topic: str, queue_id: int) -> None:
         """Forget a queue and its unsynced units, because its files are removed."""
         self._queues.pop((topic, queue_id), None)
@@ -496,7 +504,9 @@ class StoreFiles:
         """Remove files that a killed writer was making, and torn bytes that were saved long ago."""
         for name in self.disk.names(self.paths.spark):
             path = os.path.join(self.paths.spark, name)
-            if name.startswith(_NEW) and not self.disk.is_folder(path):  # a folder is not ours
+            if name.startswith(_NEW + DELETED_FOLDER):
+                remove_folder(self.disk, path)
+            elif name.startswith(_NEW) and not self.disk.is_folder(path):  # a folder is not ours
                 self.disk.unlink(path)
         self.sweep_cut()
 

@@ -64,6 +64,11 @@ def _catch_up(writer: LogWriter) -> bool:
     if identity is None:
         return False
     files.know(identity)
+    if not state.own and state.clean_end != writer.state.clean_end:
+        # Whoever moved it has synced what this process wrote, and may have deleted topics: what was known of their
+        # queues must not count for queues that are made again.
+        files.forget_written()
+        files.ends, writer.journal.queues = None, None
     files.forget_queues()
 
     begin = log.min_offset

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import error, lines, objects, run
+from cli_runs import error, lines, objects, on_terminal, run
 from messagestore import Message, MessageStore
 from messagestore.files.config_file import parsed
+from messagestore.files.consumer_offsets import publish_offsets
 from small import SMALL, ClockDisk, filled
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -162,13 +163,15 @@ def test_beside_a_live_broker_nothing_changes(root: Path) -> None:
         assert broker.stdout is not None
         assert broker.stdout.readline() == "held\n"
         before = (root / "config" / "topics.json").read_bytes()
-        for command in (["create", root, "gates", "--queues", 3], ["alter", root, "t", "--queues", 3]):
+        for command, instead in (
+            (["create", root, "gates", "--queues", 3], "updateTopic -b HOST:PORT -t gates -w 3"),
+            (["alter", root, "t", "--queues", 3], "updateTopic -b HOST:PORT -t t -w 3"),
+            (["delete", root, "t", "--yes", "--json"], "deleteTopic -n HOST:PORT -c CLUSTER -t t`"),
+        ):
             text = error("topic", *command, "--wait", "100ms", code=3)
             assert f"pid {broker.pid}" in text
-            assert (
-                f"Nothing was changed. While the broker runs, change its topics through it: `mqadmin updateTopic -b HOST:PORT -t {command[2]} -w 3"
-                in text
-            )
+            words = "Nothing was changed. While the broker runs, change its topics through it: `mqadmin "
+            assert words + instead in text
         assert (root / "config" / "topics.json").read_bytes() == before
     finally:
         broker.communicate("")
@@ -334,3 +337,36 @@ def test_looking_leaves_the_store_as_it_is(root: Path) -> None:
         run(*command)
     assert state() == before
     assert os.path.isdir(root)
+
+
+# ---- topic delete
+
+
+def test_a_topic_is_deleted_after_what_goes_was_shown(root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("kept", b"x", queue_id=0))
+        store.flush()
+    publish_offsets(str(root), "boards", {("t", 0): 3})
+    shown = on_terminal("topic", "delete", root, "t", typed="n\n", code=1)
+    assert "topic t: 10 messages in 2 queues; progress of 1 group: boards" in shown
+    assert "nothing was deleted" in shown
+    assert "t" in table(root)
+    shown = on_terminal("topic", "delete", root, "t", typed="y\n")
+    assert "deleted topic t" in shown
+    assert list(table(root)) == ["kept"]
+    assert lines(run("topics", root))[1].split()[0] == "kept"
+
+
+def test_without_a_terminal_nothing_is_deleted_unless_it_is_said(root: Path) -> None:
+    made = run("topic", "delete", root, "t", code=2)
+    assert "found no terminal to ask on. Nothing was deleted. To delete without being asked, give --yes" in made.stderr
+    assert "t" in table(root)
+    (row,) = objects(run("topic", "delete", root, "t", "--yes", "--json"))
+    assert row == {"topic": "t", "messages": 10, "queues": 2, "groups": []}
+    assert table(root) == {}
+
+
+def test_of_several_topics_none_is_deleted_if_one_is_not_there(root: Path) -> None:
+    assert "Nothing was deleted" in error("topic", "delete", root, "t", "nowhere", "--yes", code=2)
+    assert "reserved for RocketMQ's broker" in error("topic", "delete", root, "t", "SCHEDULE_TOPIC_XXXX", "-y", code=2)
+    assert "t" in table(root)

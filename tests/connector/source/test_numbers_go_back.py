@@ -16,11 +16,9 @@ from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.disk import Disk
 from messagestore.log.remembered import ANSWERS, Answer, Memory, WayBack, corrected
 from messagestore.spi import LOCAL_STORES
-from numbers_back import MORE, READ, History
+from numbers_back import BEHIND_THE_GROUP, EVERY_WAY, MORE, READ, History
 from pyspark_messagestore.cli.cursor import Cursor
 from stream_steps import ALL, again, begun, finished, planned_first, rows, stream
-
-EVERY_WAY = pytest.mark.parametrize("way", list(WayBack), ids=lambda way: way.name)
 
 
 class Query:
@@ -67,7 +65,7 @@ def test_a_query_refuses_or_skips_nothing(tmp_path: Path, way: WayBack) -> None:
     assert read[-MORE:] == list(range(end, end + MORE))
 
 
-@EVERY_WAY
+@BEHIND_THE_GROUP
 def test_a_new_query_begins_where_its_group_is_or_refuses(tmp_path: Path, way: WayBack) -> None:
     assert ANSWERS[Memory.COMMITTED, way] is Answer.REFUSED
     history = History(tmp_path / "s", "plain", remember_group)

@@ -1,8 +1,9 @@
-"""`messagestore topic create` and `topic alter`: the settings of a topic."""
+"""`messagestore topic create`, `topic alter` and `topic delete`: the settings of a topic, and its end."""
 
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,17 @@ import typer
 from messagestore import ConfigError, MessageStore
 from messagestore.inspect import operator
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, broker_named, config_of, existing, path_of
+from pyspark_messagestore.cli.app import (
+    FOUND_NOTHING,
+    ConfigFile,
+    Json,
+    Root,
+    Wait,
+    broker_named,
+    config_of,
+    existing,
+    path_of,
+)
 
 PLACE = 410
 PANEL = "Topics and groups"
@@ -37,7 +48,7 @@ class MessageType(enum.StrEnum):
     MIXED = "MIXED"
 
 
-topic = typer.Typer(no_args_is_help=True, help="Create a topic, or change the settings of a topic.")
+topic = typer.Typer(no_args_is_help=True, help="Create a topic, change its settings, or delete it.")
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 
@@ -185,6 +196,71 @@ def alter(
             f"({', '.join(map(str, unread[:8]))}{', ...' if len(unread) > 8 else ''}). Give --read-queues "
             f"{max(unread) + 1} or more until they are read"
         )
+
+
+@topic.command("delete")
+def delete(
+    root: Root,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store_config: ConfigFile = None,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Delete topics: their settings, their queues, and what consumer groups have read of them, as a broker does.
+    The command shows what would go, and asks. The disk gets no room: the records stay in the log until `gc` deletes
+    their segments. A topic of the same name that is made later begins at offset 0, and a streaming query that has read
+    the old one stops with an error. While a broker runs on the store, nothing is changed.
+    """
+    path, names = existing(root), list(dict.fromkeys(topics))
+    rows = operator.deletions(path, names)
+    if not as_json or not yes:
+        for row in rows:
+            _show_row(row, as_json=as_json)
+    if not yes:
+        _ask(names)
+
+    with (
+        broker_named("topics", f"mqadmin deleteTopic -n HOST:PORT -c CLUSTER -t {names[0]}"),
+        MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
+    ):
+        for row in rows:
+            store.delete_topic(row["topic"])
+            if as_json:
+                out.json_line(row)
+            else:
+                out.line(f"deleted topic {out.shown(row['topic'])}")
+
+
+def _show_row(row: dict[str, Any], *, as_json: bool) -> None:
+    queues = out.count_words(row["queues"], "queue")
+    words = f"topic {row['topic']}: {out.count_words(row['messages'], 'message')} in {queues}"
+    if row["groups"]:
+        words += f"; progress of {out.count_words(len(row['groups']), 'group')}: {', '.join(row['groups'])}"
+    if as_json:
+        out.note(words)
+    else:
+        out.line(out.shown(words))
+
+
+def _ask(names: list[str]) -> None:
+    """Go on only if the user says so.
+
+    Raises
+    ------
+    ConfigError
+        Nobody can answer.
+    typer.Exit
+        The answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "topic delete: found no terminal to ask on. Nothing was deleted. To delete without being asked, give --yes",
+            key="--yes",
+        )
+    if not typer.confirm(f"Delete {out.count_words(len(names), 'topic')}?", err=True):
+        out.note("nothing was deleted")
+        raise typer.Exit(FOUND_NOTHING)
 
 
 def _note_unread(fields: dict[str, Any]) -> None:
