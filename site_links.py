@@ -1,7 +1,8 @@
-"""A hook of mkdocs: links of a page to files of the repository lead to the page that includes the file, or to a copy of it.
+"""A hook of mkdocs: links of a page to files of the repository lead to the page that includes the file, or to a copy.
 
-The site has no address of a repository to link to. README.md and other included files link files that are no pages: those get
-a copy below `files/`. A link to a folder leads to its README.md; if it has none, the words stay and the link goes.
+The site has no address of a repository to link to. README.md and other included files link files that are no pages:
+those get a copy below `files/`. A link to a folder leads to its README.md; if it has none, the words stay and the link
+goes.
 """
 
 from __future__ import annotations
