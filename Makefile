@@ -189,7 +189,7 @@ docs: setup
 	$(BIN)/python -m pyspark_messagestore.monitoring.alerts deploy
 
 docs-site: setup
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'dist/site/index.html'
 
 # The wheels are built from the source archive, one by a compiler for the other processor. With the kernel, a wheel gets the tag
