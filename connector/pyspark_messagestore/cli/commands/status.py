@@ -35,7 +35,8 @@ def status(
     folders = [path_of(folder) for folder in checkpoint or ()]
     with out.waiting("looking through the store"), opened(root, store_config) as store:
         (report,), faults = store.view("status")
-        findings = findings_of(facts_of(store, folders))
+        facts = facts_of(store, folders)
+    faults, findings = list(dict.fromkeys([*faults, *facts.faults])), findings_of(facts)
     report |= {"faults": faults, "findings": [asdict(finding) for finding in findings]}
     if as_json:
         out.json_line(report)
