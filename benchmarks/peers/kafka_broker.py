@@ -21,6 +21,8 @@ _STOP_S = 60
 _FLAGS = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 """As Kafka's own start script has them."""
 QUEUE_COUNT = 8
+PATIENCE = {"kafka.max.block.ms": "5000", "kafka.delivery.timeout.ms": "900000"}
+"""For tests: a topic that does not exist is told soon, and a broker that this machine has no time for is waited for."""
 
 
 @dataclass(frozen=True, slots=True)

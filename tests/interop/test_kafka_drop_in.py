@@ -148,7 +148,7 @@ def kafkas(servers: str) -> dict[str, Any]:
     topics = [NewTopic(f"{PREFIX}-{name}", PARTITIONS, 1, topic_configs=each) for name, each in configs.items()]
     admin.create_topics(topics)
     admin.close()
-    options = {"kafka.bootstrap.servers": servers, "kafka.max.block.ms": "5000"}
+    options = {"kafka.bootstrap.servers": servers, **kafka_broker.PATIENCE}
     return {"format": "kafka", "options": options, "in_foreach": {}, "dead_letters": {}}
 
 
