@@ -31,8 +31,8 @@ READS: dict[str, tuple[Callable[[Any, str, int], Any], Any]] = {
     "follow": (lambda s, topic, queue_id: list(s.follow(topic, queue_id, 0, timeout=0)), []),
 }
 """Method -> a call, and what it answers for a topic that does not exist."""
-OTHERS = {"create_topic", "alter_topic", "topic_config", "append_batch"}
-"""These make a topic, write to one, or ask for its settings."""
+OTHERS = {"create_topic", "alter_topic", "delete_topic", "topic_config", "append_batch"}
+"""These make or delete a topic, write to one, or ask for its settings."""
 
 
 def takes_a_topic(kind: type) -> set[str]:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import urllib.error
@@ -204,6 +205,7 @@ def looked(command: str, where: object, *options: object) -> list[dict[str, Any]
     shown = objects(run(command, where, *options, "--json"))
     names = ("rocketmq_storage_message_reserve_time", "rocketmq_consumer_lag_latency", "spark_disk_used_ratio")
     rows = [row for row in shown if row.get("name") not in names]
+    rows = [row for row in rows if not re.search("(latency|planned|overdue|oldest)_seconds$", row.get("name", ""))]
     for row in rows:
         row.get("labels", {}).pop("store", None)
         row.pop("diskUsed", None)

@@ -113,7 +113,10 @@ def test_a_query_over_many_queues_is_restarted_with_few_calls(root: str, options
 
 
 def requests_of(server: Server) -> Counter[str]:
-    """How often a server was asked, by verb."""
+    """How often a server was asked, by verb, when it has counted all that it has answered."""
+    idle, service = server.service._idle, server.service
+    with idle:
+        assert idle.wait_for(lambda: not service._active, timeout=60)
     lines = server.service.counters.text().decode().splitlines()
     counted = [line for line in lines if line.startswith("messagestore_serve_requests_total{")]
     return Counter({line.split('"')[1]: int(line.rsplit(" ", 1)[1]) for line in counted})

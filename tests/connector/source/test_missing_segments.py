@@ -34,7 +34,7 @@ READING: dict[str, list[str]] = {
 }
 """The commands that read a store, with their arguments behind ROOT."""
 OTHERS = {
-    "metrics", "put", "recover", "deliver", "doctor", "demo", "topic create", "topic alter", "group create",
+    "metrics", "put", "recover", "deliver", "doctor", "demo", "topic create", "topic alter", "topic delete", "group create",
     "group alter", "half commit", "half rollback", "batches list", "batches start", "checkpoint show",
     "checkpoint rewind", "serve", "backup take", "backup list", "backup prune", "restore", "config",
     "group reset-offset",
