@@ -742,7 +742,7 @@ class World:
             self.reader = None
 
     def delete_topic(self, topic: str) -> None:
-        """Let a broker open the closed store, delete a topic, and close it again. This library deletes none."""
+        """Let a broker open the closed store, delete a topic, and close it again."""
         for actor in self.actors:
             if actor.store is not None:  # it took turns, and keeps brokers out
                 with self.trying("detach"):

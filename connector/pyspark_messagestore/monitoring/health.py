@@ -162,12 +162,11 @@ def facts_of(store: StoreReader, checkpoints: Sequence[str] = ()) -> Facts:
 def _query(store: StoreReader, progress: Progress) -> Query:
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
-    batch = progress.committed
+    batch, here = progress.committed, store.describe([])
     for fields in () if batch is None or batch.fault else batch.offsets:
         offset = stream_offset(fields)
         if offset is None:
             continue
-        here = store.describe([])
         if offset.store_id not in {here.store_id, *here.ancestors, ""}:
             continue
         try:
