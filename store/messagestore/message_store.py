@@ -85,7 +85,7 @@ from messagestore.read.log_follower import Listener, LogFollower, follow_message
 from messagestore.read.view import StoreView
 from messagestore.read_only_store import CHUNK_ROWS, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
-from messagestore.session import CHANGEABLE, AttachedStore, attached_store, stored_with
+from messagestore.session import CHANGEABLE, AttachedStore, Session, attached_store, stored_with
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.states import Health
 from messagestore.writer.statistics import StoreStats
@@ -146,17 +146,19 @@ class MessageStore(ReadOnlyStore):
         accept_loss: bool = False,
     ) -> None:
         self._attached = attached_store(root, config, disk)
-        self._puts = Puts(
-            self._attached,
-            self._attached.open_session(
-                "a session (MessageStore.open)", config=self._attached.settings(config), accept_loss=accept_loss
-            ),
+        self._session: Session | None = self._attached.open_session(
+            "a session (MessageStore.open)", config=self._attached.settings(config), accept_loss=accept_loss
         )
-        self._followers: list[LogFollower] = []
-        self._closed = False
-        self.report: RecoveryReport | None = self._attached.report
-        super().__init__(None)  # type: ignore[arg-type] # the view is made when first asked for
-        self._statistics = self._attached.statistics
+        try:
+            self._puts = Puts(self._attached, self._session.writer)
+            self._followers: list[LogFollower] = []
+            self.report: RecoveryReport | None = self._attached.report
+            super().__init__(None)  # type: ignore[arg-type] # the view is made when first asked for
+            self._statistics = self._attached.statistics
+            self._closed = False
+        except BaseException:  # of a signal handler
+            self._attached.close_session(self._session)
+            raise
 
     @cached_property
     def _half_messages(self) -> HalfMessages:
@@ -1352,14 +1354,17 @@ class MessageStore(ReadOnlyStore):
             return
         self._closed = True
 
-        writer = self._puts.close()
-        for part in ("_half_checks", "_half_messages"):  # those that were used
-            if part in self.__dict__:
-                getattr(self, part).close()
-
-        super().close()
-        flush = self._attached.flush
-        self._attached.close_session(writer)
+        session, self._session = self._session, None
+        assert session is not None
+        try:
+            writer = self._puts.close()
+            for part in ("_half_checks", "_half_messages"):  # those that were used
+                if part in self.__dict__:
+                    getattr(self, part).close()
+            super().close()
+        finally:
+            flush = self._attached.flush
+            self._attached.close_session(session)
         if flush is not None and flush is not self._attached.flush:
             flush.promised.join()
 
@@ -1375,7 +1380,8 @@ class MessageStore(ReadOnlyStore):
 
     def __del__(self) -> None:
         """Let other writers in if the session was never closed, and warn, as Python does for a file."""
-        writer = None if getattr(self, "_closed", True) else self._puts.writer
+        session = None if getattr(self, "_closed", True) else self._session
+        writer = None if session is None else session.writer
         if writer is None or writer is not self._attached.writer or writer.pid != os.getpid():
             return  # it is closed, for a broker or at the end of the process, or it is the parent's
         warnings.warn(
@@ -1385,7 +1391,7 @@ class MessageStore(ReadOnlyStore):
             stacklevel=2,
             source=self,
         )
-        work = partial(_close_dropped, self._attached, writer, self._followers)
+        work = partial(_close_dropped, self._attached, session, self._followers)
         with suppress(RuntimeError):  # the interpreter ends, and closes the store in any case
             threading.Thread(target=work, name="messagestore-close", daemon=True).start()
 
@@ -1400,7 +1406,7 @@ class MessageStore(ReadOnlyStore):
             error.add_note(f"{poisoned}")  # the caller's own exception, such as KeyboardInterrupt, goes on
 
 
-def _close_dropped(attached: AttachedStore, writer: LogWriter, followers: list[LogFollower]) -> None:
+def _close_dropped(attached: AttachedStore, session: Session, followers: list[LogFollower]) -> None:
     """Close the session of a store that was dropped.
 
     A thread of its own does this: the one in which Python dropped the store may hold any lock, and may be at any place
@@ -1409,7 +1415,7 @@ def _close_dropped(attached: AttachedStore, writer: LogWriter, followers: list[L
     for follower in followers:
         follower.close()
     try:
-        attached.close_session(writer)
+        attached.close_session(session)
     except (StoreError, OSError) as error:
         _log.warning("%s: a store that was dropped could not be closed: %s", attached.paths.root, error)
 

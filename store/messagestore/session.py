@@ -30,6 +30,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -66,7 +67,7 @@ from messagestore.writer.flush import FlushService
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.service_thread import held_lock
 from messagestore.writer.standing import broker_comes
-from messagestore.writer.states import PRESENCES, Health, Presence, PresenceEvent, moved
+from messagestore.writer.states import PRESENCES, Health, Presence, PresenceEvent, Turn, moved
 from messagestore.writer.statistics import Statistics
 
 _stores: dict[str, AttachedStore] = {}
@@ -126,6 +127,19 @@ def attached_store(
     return store
 
 
+class Session:
+    """What a caller of `AttachedStore.open_session` has until `close_session`.
+
+    A session also ends when nobody refers to it any more: an exception of a signal handler may come between any two
+    steps, such as the opening and the assignment of what was opened.
+    """
+
+    __slots__ = ("__weakref__", "writer")
+
+    def __init__(self, writer: LogWriter) -> None:
+        self.writer = writer
+
+
 class AttachedStore:
     """The writer side of one store in one process. Use `attached_store`."""
 
@@ -153,8 +167,8 @@ class AttachedStore:
         """What the thread does that holds `mutex`; for other threads that wait for it in vain."""
         self._stored = StoreConfig()
         """The settings that lived with the store when the first of the open sessions began, or at the last append."""
-        self._sessions = 0
-        """The number of open sessions; while one is open, this process is HOLDING."""
+        self._sessions: tuple[weakref.ref[Session], ...] = ()
+        """The sessions, of which some may be gone. It is replaced and never changed."""
         self._last_used_s = 0.0
         self._watcher: threading.Thread | None = None
         self._awake = held_lock()
@@ -177,13 +191,19 @@ class AttachedStore:
     def writer(self) -> LogWriter | None:
         """The store's writer in this process; None: it has none now."""
         services = self.services
-        return None if services is None else services.writer
+        # A retired one is left when an exception of a signal handler has interrupted `_let_go`
+        return None if services is None or services.writer.turn is Turn.RETIRED else services.writer
 
     @property
     def flush(self) -> FlushService | None:
         """Syncs for groups of puts; None: the store is closed, or is being closed."""
         services = self.services
         return None if services is None or services.stopped else services.flush
+
+    @property
+    def _in_session(self) -> bool:
+        """Whether a session is open; while one is, this process is HOLDING."""
+        return any(session() is not None for session in self._sessions)
 
     def _move(self, event: PresenceEvent) -> None:
         self.presence = moved(PRESENCES, self.presence, event)
@@ -194,7 +214,7 @@ class AttachedStore:
         """The settings for a caller: those that he gave, or those of the open sessions, or the defaults."""
         if config is not None:
             return config
-        return self.config if self._sessions else StoreConfig()  # no lock: this does not wait for a commit
+        return self.config if self._in_session else StoreConfig()  # no lock: this does not wait for a commit
 
     def alter(self, **changes: int) -> StoreConfig:
         """Change settings that are looked at anew each time, for all open sessions; return all settings."""
@@ -243,12 +263,12 @@ class AttachedStore:
         CorruptionError
             The settings that live with the store are damaged.
         """
-        if not self._sessions:
+        if not self._in_session:
             _tell_differences(self.paths.root, config, self._stored)
         config = config.completed(self._stored)
         files = None if self.writer is None else self.writer.files
         differing = _differing(config, self.config, self.config if files is None else files.config)
-        if self._sessions:
+        if self._in_session:
             if differing:
                 raise _other_settings(self.paths.root, differing, self.config, config)
             return
@@ -296,30 +316,37 @@ class AttachedStore:
         StoreLockedError
             Another thread holds it for longer than `timeout_s`; the error says what for.
         """
-        stored = self._stored if self._sessions else read_settings(self.disk, self.paths.settings)
+        stored = self._stored if self._in_session else read_settings(self.disk, self.paths.settings)
         limit_s = (config or self.config).completed(stored).lock_timeout_s if timeout_s is None else timeout_s
         left_s, waited = limit_s, False
-        if not self.mutex.acquire(blocking=False):
-            begin_s = time.monotonic()
-            if not self.mutex.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
-                holder = f"another thread of this process, pid {os.getpid()} ({self._turn_of})"
-                raise StoreLockedError(
-                    f"{self.paths.root}: still locked by {holder} after {limit_s:g} s. Let that thread finish, or "
-                    f"allow more time (lockTimeout)",
-                    path=self.paths.writer_lock,
-                    holder=holder,
-                )
-            left_s = max(0.0, limit_s - (time.monotonic() - begin_s))
-            waited = True
-
-        before, self._turn_of = self._turn_of, description
+        taken: list[bool] = []
         try:
-            if not self._sessions:
-                self._stored = read_settings(self.disk, self.paths.settings) if waited else stored
-            yield left_s
+            # One step of the interpreter: no exception of a signal handler comes between the lock and the note of it
+            taken.extend(map(self.mutex.acquire, (False,)))
+            if not taken[0]:
+                begin_s = time.monotonic()
+                taken[:] = map(self.mutex.acquire, (True,), (min(limit_s, threading.TIMEOUT_MAX),))
+                if not taken[0]:
+                    holder = f"another thread of this process, pid {os.getpid()} ({self._turn_of})"
+                    raise StoreLockedError(
+                        f"{self.paths.root}: still locked by {holder} after {limit_s:g} s. Let that thread finish, or "
+                        f"allow more time (lockTimeout)",
+                        path=self.paths.writer_lock,
+                        holder=holder,
+                    )
+                left_s = max(0.0, limit_s - (time.monotonic() - begin_s))
+                waited = True
+
+            before, self._turn_of = self._turn_of, description
+            try:
+                if not self._in_session:
+                    self._stored = read_settings(self.disk, self.paths.settings) if waited else stored
+                yield left_s
+            finally:
+                self._turn_of = before
         finally:
-            self._turn_of = before
-            self.mutex.release()
+            if taken and taken[0]:
+                self.mutex.release()
 
     def open_session(
         self,
@@ -328,40 +355,44 @@ class AttachedStore:
         *,
         config: StoreConfig | None = None,
         accept_loss: bool = False,
-    ) -> LogWriter:
+    ) -> Session:
         """Hold the store until `close_session`, with the settings of `config`; None: those of the last user.
 
         With `accept_loss`, the store is opened even if the end of the log is provably lost, and continues without it.
         """
         with self._turn(description, timeout_s, config) as left_s:
-            writer = self._enter(description, left_s, config, accept_loss=accept_loss)
+            writer, session = self._enter(description, left_s, config, accept_loss=accept_loss), None
             try:
                 assert self.services is not None
                 self.services.start_session(self.config)
+                session = Session(writer)
+                self._sessions = (*self._sessions, weakref.ref(session))
             except BaseException:
-                if not self._sessions:
-                    self.detach()
+                self._end_session(session)
                 raise
-            self._sessions += 1
-            return writer
+            return session
 
-    def close_session(self, writer: LogWriter) -> None:
+    def close_session(self, session: Session) -> None:
         """Release the store; the last session of the process detaches at once.
 
-        A session whose writer is no longer the store's writer (a broker came) has nothing to release.
+        A session that ended before (a broker came) has nothing to release.
         """
         with self.mutex:
-            if writer is not self.writer:
-                return
-            self._sessions -= 1
-            if not self._sessions:
-                self.detach()
+            if any(other() is session for other in self._sessions):
+                self._end_session(session)
+
+    def _end_session(self, session: Session | None) -> None:
+        self._sessions = tuple(other for other in self._sessions if other() not in (None, session))
+        if not self._sessions:
+            self.detach()
 
     def _enter(
         self, description: str, timeout_s: float, config: StoreConfig | None, *, accept_loss: bool = False
     ) -> LogWriter:
-        if self.presence is Presence.LEAVING or (
-            self._attachment is not None and not (self.attached and self._attachment.intact())
+        if (
+            self.presence is Presence.LEAVING
+            or (self._attachment is not None and not (self.attached and self._attachment.intact()))
+            or (self.writer is not None and self.writer.health is not Health.SOUND)  # also under open sessions
         ):
             self._drop()  # this also completes a release that was interrupted
 
@@ -388,7 +419,7 @@ class AttachedStore:
                 self._watch()
                 make_own_folders(self.disk, self.paths)
 
-            if not self._sessions:
+            if not self._in_session:
                 self._take_lock(timeout_s, description)
                 self._check_place()
                 if self.writer is None or not catch_up(self.writer):
@@ -402,7 +433,7 @@ class AttachedStore:
             refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             if refused and not isinstance(error, StorePermissionError):  # that error says what to do
                 error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
-            if not self._sessions:
+            if not self._in_session:
                 self._release_lock()
                 if self.writer is None:
                     self._drop()
@@ -538,7 +569,7 @@ class AttachedStore:
 
     def _leave(self) -> None:
         self._last_used_s = time.monotonic()
-        if self._sessions:
+        if self._in_session:
             return
         try:
             if self.writer is not None:
@@ -589,7 +620,7 @@ class AttachedStore:
         if self._watcher is not None and self._watcher.is_alive():
             return
         attachment = self._attachment
-        if attachment is None or (self._sessions and not attachment.leased):
+        if attachment is None or (self._in_session and not attachment.leased):
             return  # without a lease, no broker waits, and an open session ends by itself
         self._watcher = threading.Thread(target=self._watch_attached, name="messagestore-detach", daemon=True)
         try:
@@ -634,7 +665,7 @@ class AttachedStore:
     def _pause_s(self, attachment: Attachment) -> float:
         """The time until the thread has to look again."""
         longest_s = _LOOK_S if attachment.leased else _LONGEST_PAUSE_S
-        if self._sessions:
+        if self._in_session:
             return longest_s
         return min(max(self._last_used_s + self.config.attach_timeout_s - time.monotonic(), 0.001), longest_s)
 
@@ -644,7 +675,7 @@ class AttachedStore:
         return (
             bool(_ending.number)
             or attachment.broker_waits()
-            or (not self._sessions and idle_s >= self.config.attach_timeout_s)
+            or (not self._in_session and idle_s >= self.config.attach_timeout_s)
         )
 
     def _make_way(self) -> None:
@@ -674,7 +705,7 @@ class AttachedStore:
 
     def _tidy(self) -> None:
         services, attachment = self.services, self._attachment
-        if services is None or attachment is None or not attachment.intact():
+        if services is None or self.writer is None or attachment is None or not attachment.intact():
             return
         services.stop()
         self._make_durable(services, attachment)
@@ -719,8 +750,16 @@ class AttachedStore:
 
     def _drop(self, why: Callable[[], StoreError] | None = None) -> None:
         """Forget everything cached and release the locks. Callers that still use the writer get the error of `why`."""
-        self._let_go(why or self._closed)
-        self._sessions = 0
+        try:
+            self._drop_once(why or self._closed)
+        except BaseException:
+            self._drop_once(why or self._closed)  # an exception of a signal handler leaves no lock behind
+            raise
+
+    def _drop_once(self, why: Callable[[], StoreError]) -> None:
+        """Do what `_drop` does, as far as it is not done yet."""
+        self._let_go(why)
+        self._sessions = ()
 
         self.disk.release_root(self.paths.root)
         self._move(PresenceEvent.DETACH)

@@ -330,7 +330,8 @@ class Follower:
             A queue does not reach its offset, and failOnDataLoss is true.
         """
         ends = self.ends()
-        reached = {queue: ends[queue] for queue in firsts}  # a queue that was created in between is left out
+        # A queue that was created in between is left out, and one that was deleted is empty
+        reached = {queue: ends.get(queue, 0) for queue in firsts}
         until = self.until(reached)
         if until is None:
             return reached

@@ -242,6 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._nowhere()
         firsts = follower.starting(LATEST)
         ends = follower.ends()
+        firsts = {queue: first for queue, first in firsts.items() if queue in ends}  # others were deleted in between
         begin = replace(self._nowhere(), until=follower.until({queue: ends[queue] for queue in firsts}))
         return replace(follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts), initial=True)
 

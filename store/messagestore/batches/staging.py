@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore.batches.plan import Contents, contents_of
-from messagestore.errors import ChecksumError, CorruptionError
+from messagestore.errors import ChecksumError, CorruptionError, StoreError
 from messagestore.files.disk import Disk, File
 from messagestore.files.staging_files import Write, finished, no_write, path_of, remove
 from messagestore.format import record
@@ -188,7 +188,14 @@ class StagingWriter:
         self._flush()
         self._file.close()
         path = finished(self.path)
-        self.disk.rename(self.path, path)
+        try:
+            self.disk.rename(self.path, path)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{self.path}: this file of rows that wait for their batch was removed while it was written. Another "
+                "driver may run the same query, on this checkpoint or a copy of it, and have removed what it took for "
+                "the rest of a dead one. Let one driver run a query; nothing of this batch was appended"
+            ) from error
         self.path = path
         self._finished = True
 

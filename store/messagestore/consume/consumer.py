@@ -630,13 +630,15 @@ class Consumer:
         end = view.max_offset(*queue)
         try:
             blocks = view.blocks(*queue, cursor.position, end, _BLOCK_ROWS, _BLOCK_BYTES, self._codes)
-            block = Block(next(blocks), self._tags, self)
+            gathered = next(blocks, None)
         except OffsetOutOfRangeError as error:
             _log.warning("%s: consumer group %s continues at %d: %s", self.root, self.group, error.min, error)
             cursor.seek(error.min)
             return False
         self._check_continues(cursor)  # again, because the queue may have been made again while it was read
-        cursor.give(block)
+        if gathered is None:  # the topic was deleted meanwhile, and may come back
+            return False
+        cursor.give(Block(gathered, self._tags, self))
         return True
 
     def _check_continues(self, cursor: _Cursor) -> None:

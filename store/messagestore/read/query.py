@@ -127,7 +127,8 @@ def get_batch(
     if status is not GetMessageStatus.FOUND:
         return None
     end = min(high, queue_offset + max(1, max_count))
-    return next(view.blocks(topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES)).decoded(columns)
+    block = next(view.blocks(topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES), None)
+    return None if block is None else block.decoded(columns)  # None: the topic was deleted meanwhile
 
 
 def message_at(view: StoreView, physical_offset: int, size: int | None = None) -> MessageExt:

@@ -880,13 +880,12 @@ class StoreView:
                 block = self._block(topic, queue_id, position, min(end, position + max_rows), max_bytes, codes)
             except FileNotFoundError as error:
                 self._check_retention(topic, queue_id, position)
+                if self.max_offset(topic, queue_id) <= position:
+                    raise self._went_back(topic, queue_id, position) from error
                 raise CorruptionError(str(error.filename), 0, "this file", "none") from error
             if block is None:
                 self._check_retention(topic, queue_id, position)
-                raise StoreWentBackwardsError(
-                    f"{topic}/{queue_id}: message {position} was visible and is gone. The queue was deleted, or the "
-                    f"store was restored"
-                )
+                raise self._went_back(topic, queue_id, position)
             position = block.end
             yield block
             del block  # so that the next block can use its memory
@@ -1037,6 +1036,8 @@ class StoreView:
         ------
         MagicError
             The size of a unit is not that of a record, or exceeds the room in its segment.
+        StoreWentBackwardsError
+            The queue has other units now: its topic was deleted or made again while it was read.
         """
         log = self.files.commit_log
         room = log.file_size - BLANK.size - (physical_offsets - log.min_offset) % log.file_size
@@ -1044,12 +1045,29 @@ class StoreView:
         if len(bad):
             row = int(bad[0])
             queue_offset = int(queue_offsets[row])
+            self._check_same_unit(topic, queue_id, queue_offset, int(physical_offsets[row]), int(sizes[row]))
             raise MagicError(
                 self.files.queue(topic, queue_id).place(queue_offset)[0],
                 queue_offset,
                 f"unit {queue_offset} of {topic}/{queue_id}",
                 f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",
             )
+
+    def _check_same_unit(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> None:
+        """Refuse a queue that no longer has a unit that was read a moment ago."""
+        self.refresh()
+        end = self.max_offset(topic, queue_id)
+        units = self.units(topic, queue_id, queue_offset, queue_offset + 1)
+        same = len(units) and (int(units["physical_offset"][0]), int(units["size"][0])) == (physical_offset, size)
+        if end <= queue_offset or not same:
+            raise self._went_back(topic, queue_id, queue_offset)
+
+    def _went_back(self, topic: str, queue_id: int, queue_offset: int) -> StoreWentBackwardsError:
+        return StoreWentBackwardsError(
+            f"{topic}/{queue_id}: message {queue_offset} was visible, and is gone or is another; the queue ends at "
+            f"{self.max_offset(topic, queue_id)} now. Its topic was deleted or made again while it was read, or the "
+            "store was restored"
+        )
 
     def close(self) -> None:
         """Close all files."""

@@ -100,8 +100,9 @@ class ServiceThread(ABC):
 
     def join(self) -> None:
         """Wait until the thread has ended. It does not wait for itself."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(STOP_TIMEOUT_S)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and thread.ident is not None:
+            thread.join(STOP_TIMEOUT_S)  # without a number, it was interrupted before it was started, and never runs
 
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""

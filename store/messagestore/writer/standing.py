@@ -67,10 +67,20 @@ class _Unbroken:
     ) -> None:
         if error is None or isinstance(error, StorePoisonedError):
             return
-        if isinstance(error, MemoryError) or not isinstance(error, Exception):
-            self._writer.poison_untold(f"{self._what} ({error!r})")  # the caller only sees the interrupt
+        if not _is_failure(error):
+            # The caller only sees the interrupt
+            self._writer.poison_untold(f"{self._what} ({error!r})", interrupted=True)
         elif self._failures:
             raise self._writer.poison(f"{self._what} ({error})") from error
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether a call failed, and so says what it has done; any other exception may have come between any two steps.
+
+    A signal handler may raise what it likes, such as TimeoutError, which is an OSError; those of the system have a
+    number.
+    """
+    return isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno is not None)
 
 
 class Standing:
@@ -94,6 +104,8 @@ class Standing:
         self.health = Health.SOUND
         self.poison_reason = ""
         """Why `health` became POISONED."""
+        self._interrupted = False
+        """Whether that was an interrupt, and no failure of the disk."""
 
         self._moving = threading.Lock()
         self.locks_intact: Callable[[], bool] = lambda: True
@@ -180,9 +192,10 @@ class Standing:
     def poison_error(self) -> StorePoisonedError:
         """The error that says why the writer has stopped."""
         lost = "" if self.pool is None else ", except for puts whose result said committed=False"
+        remedy = "Close" if self._interrupted else "Check the disk, then close"
         return StorePoisonedError(
-            f"{self.files.paths.root}: {self.poison_reason}. This process writes nothing more. Check the disk, then "
-            f"close the store and open it again: what was acknowledged is kept{lost}, and the rest is checked"
+            f"{self.files.paths.root}: {self.poison_reason}. This process writes nothing more. {remedy} the store and "
+            f"open it again: what was acknowledged is kept{lost}, and the rest is checked"
         )
 
     def check_turn(self, now_s: float | None = None) -> None:
@@ -261,16 +274,18 @@ class Standing:
             self.poison_reason = self.poison_reason or reason
             self.health = after
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, interrupted: bool = False) -> None:
         """Make sure that nothing more is appended, synced or published.
 
         This needs no mutex and writes nothing; the caller calls `poison` afterwards, where that is possible.
         """
+        if self.health is Health.SOUND:
+            self._interrupted = interrupted
         self._health(HealthEvent.POISON, reason)
 
-    def poison_untold(self, reason: str) -> None:
+    def poison_untold(self, reason: str, *, interrupted: bool = False) -> None:
         """Stop all writing, and record it in `state` if possible; no caller sees an error now."""
-        self.stop(reason)
+        self.stop(reason, interrupted=interrupted)
         if not self.state.poisoned and self.turn is Turn.HELD:
             with contextlib.suppress(
                 OSError
@@ -287,7 +302,7 @@ class Standing:
         raise AssertionError("unreachable")
 
     def unbroken(self, what: str, *, failures: bool = False) -> _Unbroken:
-        """A context in which an interrupt or a MemoryError, and with `failures` any error, poisons the writer.
+        """A context in which an interrupt or a MemoryError, and with `failures` each failure, poisons the writer.
 
         After such an error, only recovery can find out what was done.
         """

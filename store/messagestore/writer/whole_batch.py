@@ -122,7 +122,7 @@ def append(writer: LogWriter, plan: PlannedBatch) -> int:
             writer.write_state(in_flight=NOTHING_IN_FLIGHT)
         raise
     except BaseException as error:
-        writer.poison(f"an append was interrupted ({error!r})")
+        writer.poison_untold(f"an append was interrupted ({error!r})", interrupted=True)
         raise
 
     # From here on, a failure is not undone: the seal may be in the log, and recovery finishes what it begins.

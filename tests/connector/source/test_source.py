@@ -31,6 +31,7 @@ from messagestore import (
 from messagestore.backup import back_up, restore
 from messagestore.spi import STORES
 from pyspark_messagestore.options.table import source_options
+from pyspark_messagestore.source.follower import Follower
 from pyspark_messagestore.source.readers import BatchReader, StreamReader
 from pyspark_messagestore.source.schema import Projection
 from stream_steps import planned_first
@@ -425,6 +426,30 @@ def test_a_topic_deleted_under_a_running_query(root, caplog) -> None:
         readers["true"].latestOffset(end, ALL)
     assert bodies_of(readers["false"], end)[0] == ["x"]
     assert "but this query has read up to 25. With failOnDataLoss=false" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["stream", "batch"])
+def test_a_topic_deleted_while_a_query_begins(root, monkeypatch, kind: str) -> None:
+    """Between two looks: the query begins with the topics that are left."""
+    add(root, 5, topic="u", queues=1)
+    starting = Follower.starting
+
+    def deleted(follower: Follower, default: object) -> dict[tuple[str, int], int]:
+        firsts = starting(follower, default)
+        shutil.rmtree(Path(root) / "consumequeue" / "t")
+        Broker(Path(root), SMALL).put("u", b"x", 0)
+        return firsts
+
+    monkeypatch.setattr(Follower, "starting", deleted)
+    options = source_options({"path": root, "subscribePattern": "t|u", "startingOffsets": "earliest"})
+    if kind == "batch":
+        reader = BatchReader(options, BODY, STORES)
+        assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == 6
+    else:
+        reader = StreamReader(options, BODY, STORES)
+        start = again(reader.initialOffset())
+        monkeypatch.undo()
+        assert len(bodies_of(reader, start)[0]) == 6
 
 
 def test_a_topic_deleted_while_the_query_is_stopped(root, caplog) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagestore import BatchRequest, ChecksumError, ConfigError, CorruptionError, MessageStore, StoreConfig
+from messagestore import (
+    BatchRequest,
+    ChecksumError,
+    ConfigError,
+    CorruptionError,
+    MessageStore,
+    StoreConfig,
+    StoreError,
+)
 from messagestore.batches.append import Chunks, append_batch
 from messagestore.batches.staging import StagedChunks, StagedFile, StagingWriter
 from messagestore.files import staging_files
@@ -237,6 +245,15 @@ def test_an_unfinished_file_is_removed(tmp_path: Path) -> None:
     assert os.stat(path).st_mode & 0o777 == 0o600
     remove([path, path])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_another_driver_has_removed_while_it_was_written(tmp_path: Path) -> None:
+    """As by two drivers of one query: the task fails with a sentence, not with the name of a file."""
+    with StagingWriter(str(tmp_path)) as writer:
+        writer.write(chunk())
+        os.unlink(writer.path)
+        with pytest.raises(StoreError, match=r"writing: this file of rows.*Another driver may run the same query"):
+            writer.finish()
 
 
 def test_a_store_that_was_copied_without_its_empty_folders_takes_batches(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import itertools
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from crash import deletions
@@ -25,6 +27,7 @@ from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.disk import Disk
 from messagestore.format.record_columns import encode
 from messagestore.inspect.verify import verify
+from messagestore.read.view import StoreView
 from messagestore.session import attached_store
 from small import SMALL, ClockDisk, bodies, columns, filled, read_all
 
@@ -61,6 +64,18 @@ def test_a_topic_goes_with_queues_settings_and_progress(tmp_path: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         assert (store.report.rebuilt, store.check_queues()) == (None, None)
         assert read_all(store) == [b"new"]
+
+
+def test_units_of_a_topic_that_was_made_again_while_it_was_read_are_no_damage(tmp_path: Path) -> None:
+    """A file that was made again holds zeros where the old one had a unit."""
+    root = filled(tmp_path / "s", 12)
+    with MessageStore.open(root, SMALL) as store, closing(StoreView(str(root), SMALL)) as view:
+        assert view.max_offset("t", 0) == 6
+        zeros = np.zeros(1, np.int64)
+        store.delete_topic("t")
+        store.put_message(Message("t", b"new", queue_id=0))
+        with pytest.raises(StoreWentBackwardsError, match=r"t/0: message 5 was visible.*ends at 1 now.*made again"):
+            view.check_units("t", 0, np.array([5]), zeros, zeros.astype(np.int32))
 
 
 @pytest.mark.parametrize(

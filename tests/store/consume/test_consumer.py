@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from messagestore import (
 )
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.disk import Disk
+from messagestore.format.gathered import Gathered
+from messagestore.read.view import StoreView
 from small import SMALL
 
 T0, T1 = ("t", 0), ("t", 1)
@@ -376,6 +379,27 @@ def test_a_queue_that_was_made_again_while_it_was_read_is_refused(tmp_path: Path
         with pytest.raises(StoreWentBackwardsError, match="t/0: consumer group g was at 5"):
             reader.poll()
     assert progress(tmp_path) == {}
+
+
+def test_a_topic_that_is_deleted_and_made_again_between_two_looks_ends_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has the error, and does not end as if there were nothing more to wait for."""
+    put(tmp_path, 5)
+    blocks = StoreView.blocks
+
+    def deleted(view: StoreView, *args: Any) -> Iterator[Gathered]:
+        monkeypatch.setattr(StoreView, "blocks", blocks)
+        broker = Broker(tmp_path, SMALL)
+        broker.delete_topic("t")
+        broker.close()
+        return view.blocks(args[0], args[1], 0, 0, *args[4:])
+
+    with consumer(tmp_path) as reader:
+        monkeypatch.setattr(StoreView, "blocks", deleted)
+        assert reader.poll(0) == {}
+        put(tmp_path, 2)
+        assert bodies(reader.poll()) == {T0: [0, 1]}
 
 
 # ---- the object

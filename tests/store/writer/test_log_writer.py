@@ -189,6 +189,32 @@ class LockBehindADeadDisk(Disk):
         return super().at_path(file)
 
 
+@pytest.mark.parametrize("kind", [TimeoutError, ValueError, KeyboardInterrupt])
+def test_an_exception_of_a_signal_handler_within_a_put_stops_the_writer(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
+    """Between the record and the note of where it ends: the next record would otherwise be written over it."""
+
+    class Numbers(dict[tuple[str, int], int]):
+        def __setitem__(self, queue: tuple[str, int], number: int) -> None:
+            super().__setitem__(queue, number)
+            raise kind
+
+    store = MessageStore.open(tmp_path / "s", SMALL)
+    store.put_message(Message("t", b"before", queue_id=0))
+    store.writer.numbers.known = Numbers(store.writer.numbers.known)
+    with pytest.raises(kind):
+        store.put_message(Message("t", b"in doubt", queue_id=0))
+    with pytest.raises(StorePoisonedError, match=r"an append was interrupted .*writes nothing more\. Close the store"):
+        store.put_message(Message("t", b"refused", queue_id=0))
+    with MessageStore.open(tmp_path / "s", SMALL) as other:  # the session that can write nothing is not in its way
+        other.put_message(Message("t", b"after", queue_id=0))
+    store.close()
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        assert read_all(store) == [b"before", b"in doubt", b"after"]
+    assert verify(tmp_path / "s").ok
+
+
 @pytest.mark.parametrize("batch", [False, True], ids=["put", "batch"])
 def test_a_lock_that_cannot_be_looked_at_stops_the_writer(tmp_path: Path, batch: bool) -> None:
     """A dead disk may show there first: the error says what to do, nothing is written, and the next session goes on."""

@@ -1,0 +1,70 @@
+"""Exceptions of signal handlers, such as KeyboardInterrupt, at random moments while a store is opened, used and closed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from messagestore import MessageStore, StoreConfig
+
+PROGRAM = """
+import json, random, signal, sys, time
+from messagestore import Message, MessageStore, StoreConfig
+
+class Interrupt(BaseException):
+    pass
+
+armed = False
+
+def interrupt(number, frame):
+    if armed:
+        raise Interrupt
+
+def put():
+    global number
+    number += 1
+    store.put_message(Message("t", b"%d" % number, queue_id=0))
+    acknowledged.append(number)
+
+signal.signal(signal.SIGALRM, interrupt)
+root, rounds, rng = sys.argv[1], int(sys.argv[2]), random.Random(int(sys.argv[3]))
+config = StoreConfig(mapped_file_size_commit_log=1 << 20)
+number, acknowledged, interrupts, longest_s = 0, [], 0, 0.01
+for _ in range(rounds):
+    begin_s = time.monotonic()
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest_s))
+        with MessageStore.open(root, config) as store:
+            for _ in range(rng.randrange(4)):
+                put()
+        longest_s = 0.7 * longest_s + 0.4 * (time.monotonic() - begin_s)
+        armed = False
+    except Interrupt:
+        interrupts += 1
+    armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    store = None
+    with MessageStore.open(root, config) as store:
+        put()
+print(json.dumps([number, acknowledged, interrupts]))
+sys.stdout.flush()
+sys.stdin.read()
+"""
+ROUNDS = 150
+
+
+def test_a_store_is_opened_again_after_each_interrupt(root: Path) -> None:
+    """The same process opens it again, another one as soon as it was closed; what was acknowledged is there once."""
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(root), str(ROUNDS), "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        last, acknowledged, interrupts = json.loads(process.stdout.readline() or "[0, [], 0]")
+        assert interrupts > ROUNDS // 4
+        with MessageStore.open(root, StoreConfig(lock_timeout="10s")) as store:
+            numbers = [int(message.body) for message in store.get_message("t", 0, 0, last).messages]
+        process.stdin.close()
+    assert process.returncode == 0
+    assert numbers == sorted(set(numbers))
+    assert set(acknowledged) <= set(numbers) <= {*range(1, last + 1)}
