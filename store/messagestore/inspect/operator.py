@@ -23,6 +23,7 @@ from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_filters import consumer_filters
 from messagestore.files.counters import read_counters
 from messagestore.files.disk import Disk
+from messagestore.files.recoveries import read_recoveries
 from messagestore.files.state import State, boot_hash
 from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroups
@@ -388,8 +389,18 @@ def status_of(view: StoreView) -> dict[str, Any]:
         "messages": sum(high - low for (topic, _), (low, high, _) in queues.items() if topic != BATCH_TOPIC),
         "batches": batches[1] - batches[0],
         "lastBatch": _last_batch(view, batches[1], faults),
+        "recoveries": _recoveries(view, faults),
         "faults": faults,
     }
+
+
+def _recoveries(view: StoreView, faults: list[str]) -> list[dict[str, Any]]:
+    """The reports of the last recoveries that mended something, the newest first."""
+    try:
+        return read_recoveries(view.files.disk, view.files.paths.recoveries)[::-1]
+    except CorruptionError as error:
+        faults.append(str(error))
+        return []
 
 
 def _broker_name(view: StoreView, faults: list[str]) -> str | None:

@@ -94,11 +94,23 @@ def status_lines(report: dict[str, Any]) -> None:
         about = f"{last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
         rows.append(("batches", f"{report['batches']:,}, the last: {about}"))
 
+    for recovery in (report.get("recoveries") or ())[:1]:  # the server of an older version does not tell
+        rows.append(("recovered", _recovery_words(recovery)))
+
     out.facts(rows)
     if report["topics"]:
         out.line()
         columns = [("topic", False), ("messages", True), ("queues", False)]
         out.table(columns, [(row["topic"], f"{row['messages']:,}", _queue_words(row)) for row in report["topics"]])
+
+
+def _recovery_words(recovery: dict[str, Any]) -> str:
+    """When the store was recovered with something to mend, why, and what was done."""
+    done = {"cut": "cut off", "lost": "lost", "changed": "changed", "rebuilt": "rebuilt"}
+    words = [f"{verb} {recovery[name]}" for name, verb in done.items() if recovery.get(name)]
+    if not words:
+        words = [str(note) for note in recovery.get("notes") or ()]
+    return "; ".join([f"{out.time_words(recovery['recoveredTime'])}, because {recovery.get('reason')}", *words])
 
 
 def _holder_words(held: dict[str, Any]) -> str:
