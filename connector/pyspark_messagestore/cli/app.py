@@ -47,10 +47,10 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except StoreLockedError as error:
-            out.note(f"messagestore: {error}")
+            out.note(f"messagestore: {_words(error)}")
             raise typer.Exit(LOCKED) from error
         except CorruptionError as error:
-            out.note(f"messagestore: {error}")
+            out.note(f"messagestore: {_words(error)}")
             raise typer.Exit(FOUND_NOTHING) from error
         except (StoreError, OSError) as error:
             out.note(f"messagestore: {_words(error)}")
@@ -89,6 +89,16 @@ Wait = Annotated[
         "--wait",
         metavar="DURATION",
         help="How long to wait for another writer, for example 500ms or 2m. The default is 30s.",
+        show_default=False,
+    ),
+]
+
+CheckpointFolders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="Also show how far a query that reads the store is behind. Repeat the option for more.",
         show_default=False,
     ),
 ]

@@ -37,9 +37,9 @@ OTHERS = {
     "metrics", "put", "recover", "deliver", "doctor", "demo", "topic create", "topic alter", "topic delete", "group create",
     "group alter", "half commit", "half rollback", "batches list", "batches start", "checkpoint show",
     "checkpoint rewind", "serve", "backup take", "backup list", "backup prune", "restore", "config",
-    "group reset-offset",
+    "group reset-offset", "run",
 }  # fmt: skip
-"""Writers, which refuse the store when they open it, the servers `metrics` and `serve`, commands that show what small
+"""Writers, which refuse the store when they open it, the servers `metrics`, `serve` and `run`, commands that show what small
 files say, and those of backups (`tests/store/backup`).
 """
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from typing import Annotated
 
@@ -16,6 +14,8 @@ from messagestore import ConfigError
 from messagestore.spi import duration_s
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import ConfigFile, Json, Root, config_of, path_of
+from pyspark_messagestore.cli.endpoint import Figures, address_of
+from pyspark_messagestore.cli.services import run_services, told_to_end
 from pyspark_messagestore.requirements import install_extra
 
 PLACE = 175
@@ -23,8 +23,6 @@ PANEL = "Spark"
 
 _ADDRESS = "127.0.0.1:9556"
 _MIB = 1024 * 1024
-_LOOK_S = 0.5
-"""A signal may come to another thread while one for a lease waits for the main thread, which then nothing wakes."""
 
 
 def serve(
@@ -115,7 +113,7 @@ def serve(
             key="serve",
         ) from None
 
-    path, (host, port) = path_of(root), _address(listen)
+    path, (host, port) = path_of(root), address_of(listen, _ADDRESS)
     served = lifecycle.ServedStore(
         path,
         config_of(store_config),
@@ -143,47 +141,32 @@ def serve(
     )
     drain_s = duration_s("--drain", drain)
 
-    ends, log = threading.Event(), logging.getLogger("messagestore")
+    log = logging.getLogger("messagestore")
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(lines)
     log.setLevel(logging.INFO)
     log.propagate = False  # the handler of all commands would say each line again
-    usual = {number: signal.signal(number, lambda *_: ends.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        served.start()
-        if as_json:
-            out.json_line({"url": served.url, "instance": served.instance_id, "readOnly": read_only})
-        else:
-            out.line(served.url)
-        while not ends.wait(_LOOK_S):
-            pass
-        served.stop(drain_s)
+        with told_to_end() as ends:
+            served.start()
+            if as_json:
+                out.json_line({"url": served.url, "instance": served.instance_id, "readOnly": read_only})
+            else:
+                out.line(served.url)
+            run_services((), ends)
+            served.stop(drain_s)
     finally:
         log.removeHandler(lines)
         log.setLevel(logging.NOTSET)
         log.propagate = True
-        for number, handler in usual.items():
-            signal.signal(number, handler)
 
 
 def _figures_of(path: str) -> Callable[[], bytes]:
     """The store's figures, as `messagestore metrics` gives them; none without the package for them."""
     try:
-        library = importlib.import_module("prometheus_client")
-        from pyspark_messagestore.monitoring.metrics import registry_of
+        return Figures(path, ()).text
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
         return lambda: b""
-    registry = registry_of(path)
-    return lambda: bytes(library.generate_latest(registry))
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(
-            f"--listen: found {text!r}; allowed is HOST:PORT, for example {_ADDRESS}", key="--listen", value=text
-        )
-    return host.strip("[]"), int(port)
