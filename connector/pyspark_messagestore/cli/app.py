@@ -172,8 +172,8 @@ def path_of(root: str) -> str:
     if root.startswith("rocketmq:"):
         raise ConfigError(
             f"{root}: found the address of RocketMQ's brokers; allowed is the path of a folder on this machine, "
-            f"because this command needs the store's files. Brokers that run can be asked by get, tail, find, topics, "
-            f"offsets and lag; for the rest use RocketMQ's mqadmin",
+            f"because this command needs the store's files. Brokers that run can be asked by copy, get, tail, find, "
+            f"topics, offsets and lag; for the rest use RocketMQ's mqadmin",
             key="ROOT",
             value=root,
         )
