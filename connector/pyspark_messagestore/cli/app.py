@@ -64,14 +64,26 @@ def _words(error: Exception) -> str:
     return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
-Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]
+_ROOT = "MESSAGESTORE_ROOT"
+Root = Annotated[str, typer.Argument(metavar="ROOT", envvar=_ROOT, help="The store's root folder.", show_default=False)]
 _Store = Annotated[
     str,
     typer.Argument(
-        metavar="ROOT", help="The store's root folder, or the URL of its server, https://host:port.", show_default=False
+        metavar="ROOT",
+        envvar=_ROOT,
+        help="The store's root folder, or the URL of its server, https://host:port.",
+        show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one object per line.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json/--table",
+        help="Write JSON: one object, or one object per line; or text for a person. Without either: what "
+        "MESSAGESTORE_OUTPUT says, json or table, else table.",
+        show_default=False,
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -109,6 +121,28 @@ class From(enum.StrEnum):
 
     EARLIEST = "earliest"
     LATEST = "latest"
+
+
+def size_of(option: str, text: str, *, unit: int = 1, least: int = 1) -> int:
+    """A size that a user gave, in bytes: `10MiB`, `10m`, or a number alone, which counts `unit` bytes.
+
+    Raises
+    ------
+    ConfigError
+        The text is no size, or a smaller one than `least` bytes.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*(?:([kmgt]?)(?:i?b)?)?\s*", text.lower())
+    size = -1
+    if match is not None:
+        is_bare = match[0].strip() == match[1]
+        size = int(match[1]) * (unit if is_bare else 1 << 10 * " kmgt".index(match[2] or " "))
+    if size < least:
+        raise ConfigError(
+            f"{option}: found {text!r}; allowed is a size from {out.size_words(least)}, such as 64MiB or 1GiB",
+            key=option,
+            value=text,
+        )
+    return size
 
 
 def time_ms(option: str, text: str) -> int:

@@ -13,7 +13,7 @@ import typer
 from messagestore import ConfigError
 from messagestore.spi import duration_s
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import ConfigFile, Json, Root, config_of, path_of
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, config_of, path_of, size_of
 from pyspark_messagestore.cli.endpoint import Figures, address_of
 from pyspark_messagestore.cli.services import run_services, told_to_end
 from pyspark_messagestore.requirements import install_extra
@@ -77,22 +77,33 @@ def serve(
         ),
     ] = 2,
     memory: Annotated[
-        int, typer.Option("--memory", min=16, metavar="MIB", help="Memory for all streams, in MiB.")
-    ] = 256,
-    body: Annotated[int, typer.Option("--body", min=1, metavar="MIB", help="The largest JSON body, in MiB.")] = 8,
-    frame: Annotated[int, typer.Option("--frame", min=1, metavar="MIB", help="The largest frame, in MiB.")] = 64,
+        str, typer.Option("--memory", metavar="SIZE", help="Memory for all streams. A number alone is in MiB.")
+    ] = "256MiB",
+    body: Annotated[
+        str, typer.Option("--body", metavar="SIZE", help="The largest JSON body. A number alone is in MiB.")
+    ] = "8MiB",
+    frame: Annotated[
+        str, typer.Option("--frame", metavar="SIZE", help="The largest frame. A number alone is in MiB.")
+    ] = "64MiB",
     staged: Annotated[
-        int,
+        str,
         typer.Option(
-            "--staged", min=1, metavar="MIB", help="What one client may have staged and not committed, in MiB."
+            "--staged",
+            metavar="SIZE",
+            help="What one client may have staged and not committed. A number alone is in MiB.",
         ),
-    ] = 65_536,
+    ] = "64GiB",
     idle: Annotated[
         str, typer.Option("--idle", metavar="DURATION", help="After this time a silent client is disconnected.")
     ] = "30s",
     rate: Annotated[
-        int, typer.Option("--rate", min=0, metavar="BYTES", help="Bytes a second of one client; 0 for no limit.")
-    ] = 0,
+        str,
+        typer.Option(
+            "--rate",
+            metavar="SIZE",
+            help="What one client may send or get in a second, such as 10MiB; 0 for no limit.",
+        ),
+    ] = "0",
     store_config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
@@ -123,12 +134,12 @@ def serve(
             connections=connections,
             streams=streams,
             reports=reports,
-            memory=memory * _MIB,
-            body=body * _MIB,
-            frame=frame * _MIB,
-            staged=staged * _MIB,
+            memory=size_of("--memory", memory, unit=_MIB, least=16 * _MIB),
+            body=size_of("--body", body, unit=_MIB),
+            frame=size_of("--frame", frame, unit=_MIB),
+            staged=size_of("--staged", staged, unit=_MIB),
             idle_s=duration_s("--idle", idle),
-            rate=rate,
+            rate=size_of("--rate", rate, least=0),
         ),
         read_only=read_only,
         create=create,
