@@ -136,8 +136,9 @@ class TopicCopy:
         self._check(ends)
         queues, step.lost = self._behind_gaps(self.place.queues, limits)
         behind = {queue: end for queue, end in limits.items() if queues.get(queue, 0) < end}
-        blocks, reached = self._gathered(queues, behind)
-        if not blocks and queues == known and self.place is before:
+        blocks, reached, lost = self._gathered(queues, behind)
+        step.lost += lost
+        if not reached and queues == known and self.place is before:
             return None
         step.messages, step.size = self._append(blocks, self._placed({**queues, **reached}, reached))
         return step
@@ -168,12 +169,18 @@ class TopicCopy:
             if offset < first:
                 if not self._accept_loss:
                     raise self._gap(queue, offset, begin, ends[queue])
-                out.note(
-                    f"{self.name}: {out.count_words(first - offset, 'message')} of {queue[0]}/{queue[1]}, {offset} to "
-                    f"{first - 1}, are gone, because retention has deleted them. The copy goes on behind them"
-                )
-                found[queue], lost = first, lost + first - offset
+                found[queue], lost = first, lost + self._tell_gap(queue, offset, first)
         return found, lost
+
+    def _tell_gap(self, queue: Queue, offset: int, first: int) -> int:
+        """Note that messages are gone; returns how many."""
+        count = first - offset
+        which = f"{offset} is" if count == 1 else f"{offset} to {first - 1} are"
+        out.note(
+            f"{self.name}: {out.count_words(count, 'message')} of {queue[0]}/{queue[1]} were not copied: {which} gone, "
+            f"because retention has deleted them. The copy goes on behind"
+        )
+        return count
 
     def _gap(self, queue: Queue, offset: int, begin: int, end: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
@@ -187,9 +194,9 @@ class TopicCopy:
             max=end,
         )
 
-    def _gathered(self, queues: Queues, ends: Queues) -> tuple[list[Gathered], Queues]:
-        """The next messages of some queues, a share of each, and how far they reach."""
-        blocks, reached = list[Gathered](), Queues()
+    def _gathered(self, queues: Queues, ends: Queues) -> tuple[list[Gathered], Queues, int]:
+        """The next messages of some queues, a share of each; how far they reach; and how many are gone before that."""
+        blocks, reached, lost = list[Gathered](), Queues(), 0
         planned = PlannedRead("", 0, self.place.last)
         share = BATCH_SIZE // max(1, len(ends))
         for queue, end in ends.items():
@@ -208,9 +215,12 @@ class TopicCopy:
                     if size >= share:
                         break
             except OffsetOutOfRangeError as error:  # retention was faster
-                if reached.get(queue, start) == start and not self._accept_loss:
+                at, first = reached.get(queue, start), min(error.min, end)
+                if self._accept_loss and at < first:
+                    reached[queue], lost = first, lost + self._tell_gap(queue, at, first)
+                elif at == start:
                     raise self._gap(queue, start, error.min, error.max) from None
-        return blocks, reached
+        return blocks, reached, lost
 
     def _append(self, blocks: Sequence[Gathered], place: StreamOffset) -> tuple[int, int]:
         """Append messages together with the place behind them."""
@@ -271,7 +281,9 @@ class Origin:
         follow : bool
             Go on with messages that come. False: end where the queues end now.
         """
-        new = [topic for topic in self.reader.describe(topics, queues=True).queue_ids if topic not in self.copies]
+        found = self.reader.describe(topics, queues=True)
+        there = found.queue_ids.keys() | found.queue_counts.keys()  # also one that has had no message yet
+        new = [topic for topic in topics if topic in there and topic not in self.copies]
         if not new:
             return []
 

@@ -215,7 +215,7 @@ def test_retention_overtook_the_copy(broker: Broker, archive: Path) -> None:
     )
     done = run("copy", path(broker, NAME), "t", archive, "--accept-loss", "--json")
     assert totals(objects(done)) == (4, 6)
-    assert f"{NAME}: 6 messages of t/0, 30 to 35, are gone, because retention has deleted them" in done.stderr
+    assert f"{NAME}: 6 messages of t/0 were not copied: 30 to 35 are gone, because retention has deleted" in done.stderr
     wanted = there(broker)
     wanted[NAME, 0] = wanted[NAME, 0][:30] + wanted[NAME, 0][36:]
     assert copied(archive) == wanted
@@ -236,8 +236,39 @@ def test_retention_overtakes_a_pull(broker: Broker, archive: Path) -> None:
     fault = run("copy", path(broker, NAME), "t", archive, "--from", str(TIME_MS + 8), code=2).stderr
     assert pulled
     assert "t/0 was copied up to 4, but the queue holds 11 to 30: retention has deleted 7 messages" in fault
+    broker.begins.clear()
     done = run("copy", path(broker, NAME), "t", archive, "--accept-loss", "--json")
-    assert totals(objects(done))[1] == 7
+    assert totals(objects(done)) == (19 + 26, 7)
+    assert "7 messages of t/0 were not copied: 4 to 10 are gone" in done.stderr
+    assert [number for number, _ in copied(archive)[NAME, 0]] == [*range(11, 30)]
+
+
+def test_a_log_that_is_deleted_before_what_leads_to_it(broker: Broker, archive: Path) -> None:
+    """The broker still says that the queue begins below. The gap is told once, and not asked for again and again."""
+    del broker.queues["t", 1]
+
+    def deleted(request: Any) -> bytes | None:
+        if request.code != 11 or int(request.fields["queueOffset"]) >= 17:
+            return None
+        fields = {"minOffset": "0", "maxOffset": "30", "nextBeginOffset": "17"}
+        return answer(request, 21, fields)
+
+    broker.fault = deleted
+    run("copy", path(broker, NAME), "t", archive, code=2)
+    done = run("copy", path(broker, NAME), "t", archive, "--accept-loss", "--json")
+    assert totals(objects(done)) == (13, 17)
+    assert [number for number, _ in copied(archive)[NAME, 0]] == [*range(17, 30)]
+
+
+def test_a_topic_that_has_had_no_message(tmp_path: Path, archive: Path) -> None:
+    """Its beginning is written all the same: the first message comes after it, also with `--from latest`."""
+    with MessageStore.open(tmp_path / "one") as store:
+        store.create_topic("t", 2)
+    run("copy", tmp_path / "one", "t", archive, "--from", "latest")
+    with MessageStore.open(tmp_path / "one") as store:
+        store.put_message(Message("t", b"first", queue_id=1))
+    (row,) = objects(run("copy", tmp_path / "one", "t", archive, "--from", "latest", "--json"))
+    assert row["messages"] == 1
 
 
 def lose_tail(broker: Broker, count: int) -> None:
