@@ -132,7 +132,7 @@ interop: setup
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
 live: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the live tests are skipped' >&2
-	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_job.py \
+	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_copy.py tests/interop/test_live_job.py \
 	  tests/interop/test_live_kills.py $(ARGS)
 
 live-deep: setup
