@@ -9,11 +9,9 @@ import inspect
 import os
 import re
 import sys
-import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,32 +141,6 @@ def size_of(option: str, text: str, *, unit: int = 1, least: int = 1) -> int:
             value=text,
         )
     return size
-
-
-def time_ms(option: str, text: str) -> int:
-    """A time that a user gave, in milliseconds since 1970.
-
-    Raises
-    ------
-    ConfigError
-        The text is neither a number, nor an ISO time, nor a duration before now.
-    """
-    if re.fullmatch(r"\d+", text):
-        return int(text)
-
-    try:
-        if text.startswith("-"):
-            return int((time.time() - duration_s(option, text[1:])) * 1000)
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{option}: found {text!r}; allowed are milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, and "
-            "a time before now such as -10m",
-            key=option,
-            value=text,
-        ) from None
-
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 # ---- ending

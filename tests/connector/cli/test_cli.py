@@ -79,6 +79,7 @@ def test_help_names_every_command() -> None:
         "find",
         "lag",
         "metrics",
+        "dashboard",
         "serve",
     ):
         assert f" {command} " in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[StoreReader]:
 
 def brute(times_ms: list[int]) -> list[int]:
     stored = [BEGIN_MS + after_ms for after_ms, _ in STORED]
-    return [sum(begin <= each < end for each in stored) for begin, end in zip(times_ms, times_ms[1:], strict=False)]
+    return [sum(begin <= each < end for each in stored) for begin, end in pairwise(times_ms)]
 
 
 @pytest.mark.parametrize("points", [1, 2, 3, 7, 96, 100_000])

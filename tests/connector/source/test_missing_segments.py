@@ -38,10 +38,10 @@ OTHERS = {
     "metrics", "put", "recover", "deliver", "doctor", "demo", "topic create", "topic alter", "topic delete", "group create",
     "group alter", "half commit", "half rollback", "batches list", "batches start", "checkpoint show",
     "checkpoint rewind", "serve", "backup take", "backup list", "backup prune", "restore", "config",
-    "group reset-offset", "run",
+    "dashboard", "group reset-offset", "run",
 }  # fmt: skip
-"""Writers, which refuse the store when they open it, the servers `metrics`, `serve` and `run`, commands that show what small
-files say, and those of backups (`tests/store/backup`).
+"""Writers, which refuse the store when they open it, the servers `metrics`, `dashboard`, `serve` and `run`, commands that
+show what small files say, and those of backups (`tests/store/backup`).
 """
 
 

@@ -23,11 +23,11 @@ from pyspark_messagestore.cli.app import (
     config_of,
     looking,
     path_of,
-    time_ms,
 )
 from pyspark_messagestore.cli.copying import Origin, Step, TopicCopy, copied_topics, name_of
 from pyspark_messagestore.cli.cursor import queue_ids
 from pyspark_messagestore.cli.services import told_to_end
+from pyspark_messagestore.words import time_ms
 
 PLACE = 345
 PANEL = "Care"

@@ -11,7 +11,8 @@ from messagestore import ExpiredFiles, delete_expired_files
 from messagestore.inspect import operator
 from messagestore.spi import duration_s
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking, time_ms
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking
+from pyspark_messagestore.words import time_ms
 
 PLACE = 340
 PANEL = "Care"
