@@ -19,6 +19,7 @@
 #   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store and other databases, in one run
 #   make docs-site   the documentation as a site, in dist/site
 #   make wheels      the source archive, and wheels for every Linux on x86-64 and on AArch64, in dist
+#   make release     the same, checked, with the list of parts (CycloneDX), SHA256SUMS, and a smoke test on each Python that is here
 #   make pins        the hashes of constraints.txt, after a version in it was changed
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md, and the alerts in deploy
 
@@ -38,7 +39,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo cluster-demo live live-deep live-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels pins clean
+.PHONY: setup java xfs maven demo cluster-demo live live-deep live-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels release pins clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -131,7 +132,7 @@ interop: setup
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
 live: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the live tests are skipped' >&2
-	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_job.py \
+	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_copy.py tests/interop/test_live_job.py \
 	  tests/interop/test_live_kills.py $(ARGS)
 
 live-deep: setup
@@ -200,13 +201,16 @@ wheels: setup
 	@command -v $(CROSS) >/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy gcc-$(OTHER)-linux-gnu; } \
 	  || { echo 'There is no $(CROSS). Debian: apt-get install gcc-$(OTHER)-linux-gnu' >&2; exit 1; }
-	rm -f dist/*.whl dist/*.tar.gz
+	rm -f dist/*.whl dist/*.tar.gz dist/*.cdx.json dist/SHA256SUMS
 	$(BIN)/python -m hatchling build -d dist -t sdist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	CC=$(CROSS) $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	@set -e; for made in dist/*-linux_*.whl; do [ -e "$$made" ] || continue; \
 	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist "$$made"; rm "$$made"; done
 	@ls dist/*.tar.gz dist/*.whl
+
+release: wheels
+	$(BIN)/python .ci/release.py dist
 
 clean:
 	rm -rf .venv dist build store/messagestore/format/_kernel.abi3.so .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -54,12 +54,14 @@ STORE: dict[str, Callable[[Settings], None]] = {
 
 
 CURVES = tuple(curves.AXES)
+LIVE = ("source", "sink", "copy", "arrivals")
 
 SUITES: dict[str, tuple[str, list[str]]] = {
     "store": ("the store alone, without Spark", list(STORE)),
     "sink": ("Spark writes", ["sink", "small"]),
     "source": ("Spark reads", ["source", "steps"]),
     "afar": ("what a store on another host costs, beside a local one", ["afar", "calls"]),
+    "live": ("source and sink beside RocketMQ's own Java clients, at a broker that runs", list(LIVE)),
     "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
     "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
     "curves": ("how the store scales, one axis at a time, as pictures", list(CURVES)),
@@ -79,6 +81,10 @@ def group(suite: str, name: str) -> Callable[[Settings], None]:
         return STORE[name]
     if suite == "curves":
         return partial(curves.run, name)
+    if suite == "live":
+        from benchmarks import live_brokers
+
+        return partial(live_brokers.run, name)
     if name == "queues":
         from benchmarks import stream_queues
 

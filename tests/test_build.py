@@ -92,6 +92,31 @@ def test_the_kernel_is_hardened() -> None:
     assert b"_chk\0" in data.replace(b"__stack_chk_fail", b"")
 
 
+COMMIT = "pyspark_messagestore/commit.txt"
+
+
+def test_a_checkout_hands_its_commit_on_to_what_is_built(checkout: Path, tmp_path: Path) -> None:
+    """Through a source archive, which has no .git, into a wheel; nothing is left behind in the checkout."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: there is no commit to hand on")
+    git = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    packed = (checkout / "connector" / COMMIT).read_text()
+    assert packed.split()[0] == git.stdout.strip()
+    assert not (ROOT / "connector" / COMMIT).exists()
+    _, files, _ = wheel(checkout, tmp_path / "wheel", MESSAGESTORE_KERNEL="off")
+    assert COMMIT in files
+
+
+def test_a_folder_without_a_commit_is_built_without_one(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "connector" / COMMIT).unlink(missing_ok=True)
+    _, files, _ = wheel(checkout, tmp_path / "wheel", MESSAGESTORE_KERNEL="off")
+    assert COMMIT not in files
+    code = "from pyspark_messagestore.cli import version; print(version.commit())"
+    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'connector'}{os.pathsep}{checkout / 'store'}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "unknown\n"
+
+
 def hatch(folder: Path, target: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", target, *arguments],

@@ -45,12 +45,20 @@ def started(unit: Path) -> list[list[str]]:
 def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
     for program, *words in started(unit):
         assert program == PROGRAM
-        parsed([word.replace("%i", "orders") for word in words])
+        parsed([word.replace("%i", "orders") for word in words if word != "$OPTIONS"])
 
 
 def test_a_wrong_option_would_be_noticed() -> None:
     with pytest.raises(Exception, match="No such option"):
         parsed(["deliver", "/data", "--no-such-option"])
+
+
+def test_what_is_added_to_the_unit_is_options_of_the_command() -> None:
+    """systemd splits $OPTIONS at blanks outside of quotes."""
+    (unit,) = (unit for unit in UNITS if "run@" in unit.name)
+    ((_, *words),) = started(unit)
+    assert words[-1] == "$OPTIONS"
+    parsed([*words[:-1], "--check-command", "/usr/local/bin/was-paid", "--check-timeout", "5s"])
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -121,7 +129,7 @@ def test_the_containerfile_finds_its_sections_of_the_pins() -> None:
 def test_the_services_of_the_compose_file_start_commands_that_exist() -> None:
     compose = yaml.safe_load((CONTAINER / "compose.yaml").read_text(encoding="utf-8"))
     services = compose["services"]
-    assert set(services) == {"store", "deliver", "metrics", "job"}
+    assert set(services) == {"store", "run", "job"}
     for name, service in services.items():
         assert service["cap_drop"] == ["ALL"]
         assert service["read_only"] is True

@@ -1,4 +1,6 @@
-"""The stores of the race that have a JVM of their own: RocketMQ's (`StoreRace.java`), ActiveMQ's (`KahaRace.java`)."""
+"""What has a JVM of its own in a race: the stores of RocketMQ (`StoreRace.java`) and of ActiveMQ (`KahaRace.java`), and
+RocketMQ's clients beside a broker that runs (`LiveRace.java`).
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,20 @@ class _Jvm:
             )
 
     def call(self, op: str, **arguments: Any) -> Taken:
+        answer = self.ask(op, **arguments)
+        return Taken(answer.get("wall_s", 0.0), answer.get("cpu_s", 0.0))
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """The whole answer to a command."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        answer = json.loads(line) if line else {"error": "the JVM ended"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the JVM ended"}
         if "error" in answer:
             raise RuntimeError(f"{answer['error']}; end of its log: {self.log.read_text(errors='replace')[-1500:]}")
-        return Taken(answer.get("wall_s", 0.0), answer.get("cpu_s", 0.0))
+        return answer
 
     def close(self) -> None:
         try:
@@ -109,3 +116,17 @@ class KahaDb(_Jvm):
 
     def put(self, name: str, sync: str, count: int) -> Taken:
         return self.call("put", store=self.store(name, sync), count=count, bodies=self.bodies)
+
+
+class RocketMqClients(_Jvm):
+    """RocketMQ's own producer and consumer of brokers that run."""
+
+    SOURCE = "LiveRace.java"
+
+    def __init__(self, folder: Path, classpath: str, names: str) -> None:
+        super().__init__(folder, classpath, "")
+        self.call("open", names=names)
+
+    def close(self) -> None:
+        self.opened.add("clients")  # the one thing that is closed before the end
+        super().close()

@@ -155,8 +155,13 @@ def classpath_of(folder: str) -> str:
     return jars
 
 
-def _rocketmq() -> str:
-    """The jars and classes of the interop tests' driver."""
+def rocketmq_classpath() -> str:
+    """The jars and classes of the interop tests' driver.
+
+    Raises
+    ------
+    CannotHaveError
+    """
     _tests()
     from interop import java_build
 
@@ -172,7 +177,7 @@ _CLASSPATHS: dict[str, Callable[[], str]] = {
     "kafka": lambda: classpath_of("spark-kafka"),
     "broker": lambda: classpath_of("broker"),
     "delta": lambda: classpath_of("spark-delta"),
-    "rocketmq": _rocketmq,
+    "rocketmq": rocketmq_classpath,
     "kahadb": lambda: classpath_of("kahadb"),
 }
 

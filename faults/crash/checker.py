@@ -56,6 +56,8 @@ _OURS |= {
     "new-delay-offset.json",
     "put-times.json",
     "new-put-times.json",
+    "recoveries.json",
+    "new-recoveries.json",
 }
 _FILLER_SIZE = 0x7FFFFFFF
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -68,8 +68,10 @@ from messagestore.message_batch import MessageBatch
 from messagestore.message_store import (
     MessageStore,
     alter_stored_config,
+    check_halves,
     delete_expired_files,
     deliver_delayed,
+    run_retention,
     stored_config,
 )
 from messagestore.read_only_store import ReadOnlyStore
@@ -136,8 +138,10 @@ __all__ = [
     "UnknownTopicError",
     "VersionRegressionError",
     "alter_stored_config",
+    "check_halves",
     "delete_expired_files",
     "deliver_delayed",
     "reset_offsets",
+    "run_retention",
     "stored_config",
 ]

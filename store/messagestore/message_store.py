@@ -23,9 +23,9 @@ import os
 import random
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
@@ -91,6 +91,8 @@ from messagestore.writer.states import Health
 from messagestore.writer.statistics import StoreStats
 
 _ENCODERS = 2
+_RETENTION_TURN_S = 1.0
+"""After this time, a turn deletes no further file: other writers wait."""
 _log = logging.getLogger(__name__)
 
 
@@ -166,7 +168,7 @@ class MessageStore(ReadOnlyStore):
 
     @cached_property
     def _half_checks(self) -> HalfChecks:
-        return HalfChecks(self._half_messages)
+        return HalfChecks(lambda: nullcontext(self._half_messages))
 
     @classmethod
     def open(
@@ -1528,6 +1530,123 @@ def delete_expired_files(
         )
         assert store.services is not None
         return store.services.retention.run(expiry)
+
+
+def run_retention(
+    root: str | os.PathLike[str],
+    config: StoreConfig | None = None,
+    *,
+    timeout_s: float | None = None,
+    disk: Disk | None = None,
+) -> ExpiredFiles | None:
+    """Delete what the store's own settings let expire, in a store that other processes write to in turns.
+
+    It deletes what a session would have deleted by now: segments older than `fileReservedTime` hours after the hour
+    `deleteWhen`, and older ones at any hour from a disk that is getting full. Call it every `cleanResourceInterval`
+    milliseconds; a call that comes earlier does nothing. The call holds the store for a second or two at most, and the
+    next one continues. `messagestore run` calls this in a loop.
+
+    Parameters
+    ----------
+    root : path
+        The store's root folder.
+    config : StoreConfig | None
+        The settings; None: the store's own, or those of the sessions that this process has open.
+    timeout_s : float | None
+        How long to wait for another writer; None: the setting `lockTimeout`.
+    disk : Disk | None
+        For tests.
+
+    Returns
+    -------
+    ExpiredFiles | None
+        None: `fileReservedTime` is not set, so nothing expires, or it is too early to look again.
+
+    Raises
+    ------
+    StoreLockedError
+        A broker or another writer holds the store.
+    ConfigError, CorruptionError, StorePoisonedError
+        As for `MessageStore.delete_expired_files`.
+
+    Examples
+    --------
+    >>> from messagestore import MessageStore, StoreConfig, run_retention
+    >>> MessageStore.open("store").close()
+    >>> run_retention("store") is None
+    True
+    >>> run_retention("store", StoreConfig(file_reserved_time=168)).segments
+    ()
+    """
+    store = attached_store(arguments.path("root", root), _settings(config), disk)
+    with store.writing("deleting expired files", timeout_s, config=store.settings(config)):
+        assert store.services is not None
+        return store.services.retention.run_if_due(limit_s=_RETENTION_TURN_S)
+
+
+def check_halves(
+    root: str | os.PathLike[str],
+    check: Check,
+    config: StoreConfig | None = None,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    timeout_s: float | None = None,
+    disk: Disk | None = None,
+) -> CheckReport:
+    """Ask how half messages end, in a store that other processes write to in turns: one round of checks.
+
+    The call does what `MessageStore.check_halves` does, and does not hold the store while `check` runs. Several
+    processes may check. Call it every `transactionCheckInterval` milliseconds. `messagestore run` calls this in a loop.
+
+    Parameters
+    ----------
+    root : path
+        The store's root folder.
+    check : callable
+        As for `MessageStore.check_halves`.
+    config : StoreConfig | None
+        The settings; None: the store's own, or those of the sessions that this process has open.
+    stopping : callable
+        Whether to end early. Half messages that were put back already are handed to `check` first: at most 100.
+    timeout_s : float | None
+        How long to wait for another writer, each time that the store is needed; None: the setting `lockTimeout`.
+    disk : Disk | None
+        For tests.
+
+    Returns
+    -------
+    CheckReport
+
+    Raises
+    ------
+    StoreLockedError
+        A broker or another writer holds the store. Half messages that were asked about and not ended stay open, and
+        are asked about in a later round.
+    ConfigError, StoreFullError, StorePoisonedError
+        As for `MessageStore.check_halves`.
+
+    Examples
+    --------
+    >>> from messagestore import LocalTransactionState, Message, MessageStore, StoreConfig, check_halves
+    >>> settings = StoreConfig(transaction_time_out=0)
+    >>> with MessageStore.open("store", settings) as store:
+    ...     half = store.half_message(Message("orders", b"46 is paid", born_timestamp_ms=0), "payments")
+    >>> report = check_halves("store", lambda message: LocalTransactionState.COMMIT_MESSAGE, settings)
+    >>> report.checked, report.committed, report.open
+    (1, 1, 0)
+    """
+    store = attached_store(arguments.path("root", root), _settings(config), disk)
+
+    @contextmanager
+    def turn() -> Iterator[HalfMessages]:
+        with store.writing("checking half messages", timeout_s, config=store.settings(config)) as writer:
+            halves = HalfMessages(Puts(store, writer))
+            try:
+                yield halves
+            finally:
+                halves.close()
+
+    return HalfChecks(turn).check(check, lambda pause_s: stopping())  # noqa: ARG005
 
 
 def stored_config(root: str | os.PathLike[str], *, disk: Disk | None = None) -> StoreConfig:

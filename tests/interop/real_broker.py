@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -58,12 +59,12 @@ class Server:
 
     WORDS = "boot success"
 
-    def __init__(self, folder: Path, log: str, *command: str) -> None:
+    def __init__(self, folder: Path, log: str, *command: str, flags: Sequence[str] = _FLAGS_OF_A_BROKER) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{log}-{time.monotonic_ns()}.log"
         self._folder = folder
         self._environment = {**os.environ, "HOME": str(folder), "ROCKETMQ_HOME": str(folder)}
-        self._command = ["java", *_FLAGS_OF_A_BROKER, f"-Duser.home={folder}", *command]
+        self._command = ["java", *flags, f"-Duser.home={folder}", *command]
         self.process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> Self:
@@ -147,9 +148,16 @@ class RealBroker(Server):
     """One start of a broker on a store, known to a name server if one is given."""
 
     def __init__(
-        self, version: str, folder: Path, root: Path, name_server: NameServer | None = None, *, more: str = ""
+        self,
+        version: str,
+        folder: Path,
+        root: Path,
+        name_server: NameServer | None = None,
+        *,
+        more: str = "",
+        flags: Sequence[str] = _FLAGS_OF_A_BROKER,
     ) -> None:
-        """`more` has further lines for its `broker.conf`."""
+        """`more` has further lines for its `broker.conf`; `flags` are those of its JVM."""
         folder.mkdir(parents=True, exist_ok=True)
         self.conf = folder / "broker.conf"
         self.port = ports.reserve(4) + 2  # a broker also listens on the second port below it, and on the one above
@@ -159,5 +167,5 @@ class RealBroker(Server):
         (folder / "conf" / "logback_broker.xml").write_text(_LOGBACK)
         jars = java_build.tools_classpath(version)
         super().__init__(
-            folder, "broker", "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(self.conf)
+            folder, "broker", "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(self.conf), flags=flags
         )

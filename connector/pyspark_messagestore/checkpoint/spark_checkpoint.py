@@ -203,8 +203,13 @@ def read_checkpoint(path: str) -> Checkpoint:
         return Checkpoint(folder.path, reader.query_id, tuple(batches), tuple(_state_folders(folder)), reader.state_ids)
 
 
-def read_progress(path: str) -> Progress:
+def read_progress(path: str, least: int = 1) -> Progress:
     """Read the newest batch of a checkpoint that is done, and those behind it. Whatever else it holds is not touched.
+
+    Parameters
+    ----------
+    least : int
+        Read so many batches if the checkpoint has them, also older ones.
 
     Raises
     ------
@@ -218,7 +223,7 @@ def read_progress(path: str) -> Progress:
         batches: list[Batch] = []
         for batch_id in reversed(reader.planned):
             batches.append(reader.batch(batch_id))
-            if batches[-1].committed:
+            if len(batches) >= least and any(batch.committed for batch in batches):
                 break
         return Progress(folder.path, reader.query_id, tuple(reversed(batches)))
 

@@ -9,11 +9,9 @@ import inspect
 import os
 import re
 import sys
-import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,10 +45,10 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except StoreLockedError as error:
-            out.note(f"messagestore: {error}")
+            out.note(f"messagestore: {_words(error)}")
             raise typer.Exit(LOCKED) from error
         except CorruptionError as error:
-            out.note(f"messagestore: {error}")
+            out.note(f"messagestore: {_words(error)}")
             raise typer.Exit(FOUND_NOTHING) from error
         except (StoreError, OSError) as error:
             out.note(f"messagestore: {_words(error)}")
@@ -64,14 +62,26 @@ def _words(error: Exception) -> str:
     return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
-Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]
+_ROOT = "MESSAGESTORE_ROOT"
+Root = Annotated[str, typer.Argument(metavar="ROOT", envvar=_ROOT, help="The store's root folder.", show_default=False)]
 _Store = Annotated[
     str,
     typer.Argument(
-        metavar="ROOT", help="The store's root folder, or the URL of its server, https://host:port.", show_default=False
+        metavar="ROOT",
+        envvar=_ROOT,
+        help="The store's root folder, or the URL of its server, https://host:port.",
+        show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one object per line.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json/--table",
+        help="Write JSON: one object, or one object per line; or text for a person. Without either: what "
+        "MESSAGESTORE_OUTPUT says, json or table, else table.",
+        show_default=False,
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -93,6 +103,16 @@ Wait = Annotated[
     ),
 ]
 
+CheckpointFolders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="Also show how far a query that reads the store is behind. Repeat the option for more.",
+        show_default=False,
+    ),
+]
+
 
 class From(enum.StrEnum):
     """Where to begin."""
@@ -101,30 +121,26 @@ class From(enum.StrEnum):
     LATEST = "latest"
 
 
-def time_ms(option: str, text: str) -> int:
-    """A time that a user gave, in milliseconds since 1970.
+def size_of(option: str, text: str, *, unit: int = 1, least: int = 1) -> int:
+    """A size that a user gave, in bytes: `10MiB`, `10m`, or a number alone, which counts `unit` bytes.
 
     Raises
     ------
     ConfigError
-        The text is neither a number, nor an ISO time, nor a duration before now.
+        The text is no size, or a smaller one than `least` bytes.
     """
-    if re.fullmatch(r"\d+", text):
-        return int(text)
-
-    try:
-        if text.startswith("-"):
-            return int((time.time() - duration_s(option, text[1:])) * 1000)
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
+    match = re.fullmatch(r"\s*(\d+)\s*(?:([kmgt]?)(?:i?b)?)?\s*", text.lower())
+    size = -1
+    if match is not None:
+        is_bare = match[0].strip() == match[1]
+        size = int(match[1]) * (unit if is_bare else 1 << 10 * " kmgt".index(match[2] or " "))
+    if size < least:
         raise ConfigError(
-            f"{option}: found {text!r}; allowed are milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, and "
-            "a time before now such as -10m",
+            f"{option}: found {text!r}; allowed is a size from {out.size_words(least)}, such as 64MiB or 1GiB",
             key=option,
             value=text,
-        ) from None
-
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        )
+    return size
 
 
 # ---- ending
@@ -162,8 +178,8 @@ def path_of(root: str) -> str:
     if root.startswith("rocketmq:"):
         raise ConfigError(
             f"{root}: found the address of RocketMQ's brokers; allowed is the path of a folder on this machine, "
-            f"because this command needs the store's files. Brokers that run can be asked by get, tail, find, topics, "
-            f"offsets and lag; for the rest use RocketMQ's mqadmin",
+            f"because this command needs the store's files. Brokers that run can be asked by copy, get, tail, find, "
+            f"topics, offsets and lag; for the rest use RocketMQ's mqadmin",
             key="ROOT",
             value=root,
         )

@@ -19,10 +19,13 @@ from typing import Annotated, Any
 
 import typer
 
-import pyspark_messagestore
+from messagestore import ConfigError
 from pyspark_messagestore.cli import commands
 from pyspark_messagestore.cli.app import Commands
+from pyspark_messagestore.cli.environment import Command
+from pyspark_messagestore.cli.other_words import real_name
 from pyspark_messagestore.cli.output import line, note
+from pyspark_messagestore.cli.version import installed
 
 
 class _Program(Commands):
@@ -43,6 +46,17 @@ class _Program(Commands):
             else:
                 self.list_commands(ctx)  # a mistyped name is compared with all of them
         return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        """The command that is meant; a word of another tool is answered with the name that it has here."""
+        other = None if ctx.resilient_parsing or not args else real_name(args)
+        if other is not None and (" " in other[0] or args[0] not in _names()):
+            raise ConfigError(
+                f"there is no command {other[0]!r}. What it does elsewhere, `messagestore {other[1]}` does. "
+                "`messagestore -h` lists all commands",
+                key=other[0],
+            )
+        return super().resolve_command(ctx, args)
 
 
 def _names() -> list[str]:
@@ -65,6 +79,7 @@ def _made(name: str) -> Any:
     else:
         parent.command(name, rich_help_panel=module.PANEL)(command)
     for info in (command if isinstance(command, typer.Typer) else parent).registered_commands:
+        info.cls = Command
         info.short_help = _first_sentence(info.callback)  # lists of commands would break lines where docstrings do
     return typer.main.get_command(parent).commands[name]  # type: ignore[attr-defined] # it is a group
 
@@ -92,14 +107,15 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        line(f"messagestore {pyspark_messagestore.__version__}")
+        line(installed())
         raise typer.Exit
 
 
 @app.callback()
 def _global(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show version, commit and kernel, and exit."),
     ] = False,
 ) -> None:
     pass

@@ -10,7 +10,7 @@ metrics of `messagestore metrics`; the files in `deploy/prometheus` and `deploy/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from messagestore import StoreError
@@ -150,7 +150,7 @@ def facts_of(store: StoreReader, checkpoints: Sequence[str] = ()) -> Facts:
         A checkpoint cannot be read.
     """
     (figures,), faults = store.view("figures")
-    queries = [_query(store, read_progress(folder)) for folder in checkpoints]
+    queries = [query_of(store, read_progress(folder)) for folder in checkpoints]
     topics = [row["topic"] for row in figures["topics"] if row["topic"].startswith("%DLQ%") and row["messages"]]
     rows = store.offsets(topics, figures["nowMs"] - 24 * HOUR_MS)[0] if topics else []
     dead: dict[str, int] = {}
@@ -159,7 +159,18 @@ def facts_of(store: StoreReader, checkpoints: Sequence[str] = ()) -> Facts:
     return Facts(figures, faults, queries, dead)
 
 
-def _query(store: StoreReader, progress: Progress) -> Query:
+def status_report(store: StoreReader, facts: Facts) -> dict[str, Any]:
+    """What `messagestore status --json` shows: who holds the store, how it was left, what is in it, and the findings.
+
+    `faults` lists what could not be read, in words.
+    """
+    (report,), faults = store.view("status")
+    findings = [asdict(finding) for finding in findings_of(facts)]
+    return {**report, "faults": list(dict.fromkeys([*faults, *facts.faults])), "findings": findings}
+
+
+def query_of(store: StoreReader, progress: Progress) -> Query:
+    """How far a query is behind in a store; no row if it reads another one."""
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
     batch, here = progress.committed, store.describe([])

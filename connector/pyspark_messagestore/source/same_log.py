@@ -20,8 +20,8 @@ def ends_behind(place: Place | None, physical_offset: int) -> bool:
     return place is not None and place.ends_behind(physical_offset)
 
 
-def place_now(store: StoreReader, start: StreamOffset) -> tuple[Queues, list[str]]:
-    """From where a query at `start` has to read on in this store, and why it refuses to, in words.
+def place_now(store: StoreReader, start: StreamOffset, reader: str = "this query") -> tuple[Queues, list[str]]:
+    """From where a query, or another reader, at `start` has to read on in this store, and why it refuses to, in words.
 
     For whoever only looks: the query itself finds the same (`Follower.check_start`). If nothing is wrong, the queues
     are those of `start`. In a log that was cut, restored or made again, they begin at the first message that is newer
@@ -32,7 +32,7 @@ def place_now(store: StoreReader, start: StreamOffset) -> tuple[Queues, list[str
 
     last = start.last
     if last is not None and not is_there(store, last):
-        faults[None] = f"the record at physical offset {last.position} is not the one that this query has read"
+        faults[None] = f"the record at physical offset {last.position} is not the one that {reader} has read"
 
     places = store.places(
         {queue: min(offset, topic_ends.queues.get(queue, 0)) for queue, offset in start.queues.items()}
@@ -41,9 +41,9 @@ def place_now(store: StoreReader, start: StreamOffset) -> tuple[Queues, list[str
         name, end = f"{queue[0]}/{queue[1]}", topic_ends.queues.get(queue, 0)
         behind = ends_behind(places.get(queue), start.physical_offset)
         if offset > end and (topic_ends.recovered or behind):
-            faults[queue] = f"{name} ends at {end}, but this query has read up to {offset}"
+            faults[queue] = f"{name} ends at {end}, but {reader} has read up to {offset}"
         elif behind:
-            faults[queue] = f"{name} was created again: message {offset - 1} is not the one that this query has read"
+            faults[queue] = f"{name} was created again: message {offset - 1} is not the one that {reader} has read"
 
     time_ms = None if last is None else last.store_timestamp_ms
     queues = dict(start.queues)

@@ -3,7 +3,8 @@
     due -> put back with one more check -> asked -> committed, rolled back, or open for another round
      |---> discarded, after `transactionCheckMax` checks or `fileReservedTime` hours
 
-A half message is put back before it is handed to the check, so that no number of kills makes it one check more.
+A half message is put back before it is handed to the check, so that no number of kills makes it one check more. A
+process that takes turns with other writers holds the store for the first arrow and for the last, and not in between.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import enum
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from messagestore.broker.halves import ROUND_COUNT, ROUND_SIZE, End, HalfMessages, ended_by_broker
@@ -21,6 +23,7 @@ from messagestore.format.half_records import OpenHalf
 from messagestore.format.hosts import offset_message_id, pack_host
 from messagestore.format.message import MessageExt
 from messagestore.format.rows import Row
+from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.periodic import PeriodicService, Stopping
 
 _log = logging.getLogger(__name__)
@@ -66,9 +69,16 @@ class CheckReport:
 
 
 class HalfChecks:
-    """The checks of one session, by a caller or by a thread of their own."""
+    """The checks of one session, by a caller or by a thread of their own, or those of a process that takes turns.
 
-    def __init__(self, halves: HalfMessages) -> None:
+    Parameters
+    ----------
+    halves : callable
+        The half messages, as a context: what is read or written in it is read and written by one writer. No context is
+        open while a check runs, so a process that takes turns lets other writers in.
+    """
+
+    def __init__(self, halves: Callable[[], AbstractContextManager[HalfMessages]]) -> None:
         self._halves = halves
         self._service: PeriodicService | None = None
         self._pid = os.getpid()
@@ -81,10 +91,11 @@ class HalfChecks:
     def start(self, check: Check) -> None:
         """Check by a thread from now on; see `MessageStore.start_checking_halves`."""
         arguments.function("check", check)
-        self._halves.session.writer.check_usable()
+        with self._halves() as halves:
+            halves.session.writer.check_usable()
+            config = halves.session.writer.files.config
         if self._service is not None:
             self._service.stop()
-        config = self._halves.session.writer.files.config
         self._service = PeriodicService(
             "half-message check",
             lambda: config.transaction_check_interval / 1000,
@@ -108,21 +119,24 @@ class HalfChecks:
         """Hand the half messages that are due to `check`, each once; see `MessageStore.check_halves`."""
         arguments.function("check", check)
         report = CheckReport()
-        with self._halves.current() as halves:
-            config, now_ms = self._halves.session.writer.files.config, self._now_ms()
+        with self._halves() as halves, halves.current() as current:
+            config, now_ms = halves.session.writer.files.config, _now_ms(halves)
             limits = (now_ms, config.transaction_check_max, config.file_reserved_time)
             due = [
                 half
-                for half in halves.by_offset.values()
+                for half in current.by_offset.values()
                 if half.is_worn_out(*limits) or half.is_due(now_ms, config.transaction_time_out)
             ]
 
         for part in _parts(due):
             if stopping(0):
                 return report
-            asked_halves = self._put_back(part, now_ms, report)
+            with self._halves() as halves:
+                asked_halves = _put_back(halves, part, now_ms, report)
             answers = [end for half, message in asked_halves if (end := _ask(check, half, message, report)) is not None]
-            self._halves.end_all(answers)
+            if answers:
+                with self._halves() as halves:
+                    halves.end_all(answers)
 
             for end in answers:
                 if end.error is None:
@@ -133,63 +147,65 @@ class HalfChecks:
                 elif not isinstance(end.error, HalfMessageEndedError):  # its producer has ended it meanwhile
                     raise end.error
 
-        with self._halves.current() as halves:
-            self._halves.save_progress(halves)
-            report.open = len(halves.by_offset)
+        with self._halves() as halves, halves.current() as current:
+            halves.save_progress(current)
+            report.open = len(current.by_offset)
         return report
 
-    def _now_ms(self) -> int:
-        return self._halves.session.writer.files.disk.time_ns() // 1_000_000
 
-    def _put_back(
-        self, part: Sequence[OpenHalf], now_ms: int, report: CheckReport
-    ) -> list[tuple[OpenHalf, MessageExt]]:
-        """Append half messages again, with one more check, or discard them; returns those that are to be checked.
+def _now_ms(halves: HalfMessages) -> int:
+    return halves.session.writer.files.disk.time_ns() // 1_000_000
 
-        They count a check before it is made, so that no number of kills makes it one more than `transactionCheckMax`.
-        """
-        with self._halves.current() as halves:
-            config, log = self._halves.session.writer.files.config, halves.view.files.commit_log
-            records: list[bytearray] = []
-            kept: list[OpenHalf | None] = []
-            ended: list[int] = []
-            still_open = [halves.by_offset[due.queue_offset] for due in part if due.queue_offset in halves.by_offset]
-            for half in still_open:
-                if ended_by_broker(halves.view, half):
-                    ended.append(half.queue_offset)  # only its op message was missing
-                    continue
-                worn_out = half.is_worn_out(now_ms, config.transaction_check_max, config.file_reserved_time)
-                try:
-                    again = self._again(log.exact(half.physical_offset, half.size), half, worn_out=worn_out)
-                except (MessageIllegalError, CorruptionError) as error:
-                    report.failures.append((half.message_id, error))  # it does not hold up the others
-                    continue
-                ended.append(half.queue_offset)
-                records.append(again)
-                kept.append(None if worn_out else half)
-                report.discarded += worn_out
-            if not ended:
-                return []
-            rows = self._halves.append(records, ended)
-            asked_halves = [
-                _asked(data, row, half)
-                for data, row, half in zip(records, rows, kept, strict=False)
-                if half is not None
-            ]
-            report.checked += len(asked_halves)
-            return asked_halves
 
-    def _again(self, data: bytes, half: OpenHalf, *, worn_out: bool) -> bytearray:
-        """The record of a half message that is put back or discarded; an error if it is too large for that."""
-        writer = self._halves.session.writer
-        config = writer.files.config
-        again = (
-            half_records.discarded(data, half, config.transaction_check_max, config)
-            if worn_out
-            else half_records.put_back(data, half, config)
-        )
-        writer.check_fits(len(again))
-        return again
+def _put_back(
+    halves: HalfMessages, part: Sequence[OpenHalf], now_ms: int, report: CheckReport
+) -> list[tuple[OpenHalf, MessageExt]]:
+    """Append half messages again, with one more check, or discard them; returns those that are to be checked.
+
+    They count a check before it is made, so that no number of kills makes it one more than `transactionCheckMax`.
+    """
+    with halves.current() as current:
+        config, log = halves.session.writer.files.config, current.view.files.commit_log
+        records: list[bytearray] = []
+        kept: list[OpenHalf | None] = []
+        ended: list[int] = []
+        still_open = [current.by_offset[due.queue_offset] for due in part if due.queue_offset in current.by_offset]
+        for half in still_open:
+            if ended_by_broker(current.view, half):
+                ended.append(half.queue_offset)  # only its op message was missing
+                continue
+            worn_out = half.is_worn_out(now_ms, config.transaction_check_max, config.file_reserved_time)
+            try:
+                again = _again(
+                    halves.session.writer, log.exact(half.physical_offset, half.size), half, worn_out=worn_out
+                )
+            except (MessageIllegalError, CorruptionError) as error:
+                report.failures.append((half.message_id, error))  # it does not hold up the others
+                continue
+            ended.append(half.queue_offset)
+            records.append(again)
+            kept.append(None if worn_out else half)
+            report.discarded += worn_out
+        if not ended:
+            return []
+        rows = halves.append(records, ended)
+        asked_halves = [
+            _asked(data, row, half) for data, row, half in zip(records, rows, kept, strict=False) if half is not None
+        ]
+        report.checked += len(asked_halves)
+        return asked_halves
+
+
+def _again(writer: LogWriter, data: bytes, half: OpenHalf, *, worn_out: bool) -> bytearray:
+    """The record of a half message that is put back or discarded; an error if it is too large for that."""
+    config = writer.files.config
+    again = (
+        half_records.discarded(data, half, config.transaction_check_max, config)
+        if worn_out
+        else half_records.put_back(data, half, config)
+    )
+    writer.check_fits(len(again))
+    return again
 
 
 def _parts(halves: Sequence[OpenHalf]) -> Iterator[list[OpenHalf]]:

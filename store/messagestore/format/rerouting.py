@@ -1,4 +1,4 @@
-"""Records that go to another topic and queue than they came for: delayed messages, which wait, and then are due.
+"""Records that go elsewhere than they came for: delayed messages, which wait, and then are due; copies of a store's.
 
     put:      flights/3  ->  SCHEDULE_TOPIC_XXXX/2, with DELAY, REAL_TOPIC and REAL_QID behind the other properties
     deliver:  SCHEDULE_TOPIC_XXXX/2  ->  flights/3; the properties stay, as in RocketMQ
@@ -23,8 +23,16 @@ from numpy.typing import NDArray
 from messagestore.format import record_scan
 from messagestore.format.arrow_bytes import array_of, lengths_of, list_array
 from messagestore.format.delay_levels import DelayLevels
-from messagestore.format.layout import PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
-from messagestore.format.properties import DELAY, REAL_QID, REAL_TOPIC, encode_properties
+from messagestore.format.hosts import HOST_V4_SIZE
+from messagestore.format.layout import (
+    IPV6_EXTRA_SIZE,
+    PROPERTIES_LENGTH_SIZE,
+    PROPERTY_CRC_SIZE,
+    RECORD_HEAD,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+)
+from messagestore.format.properties import DELAY, PROPERTY_SEPARATOR, REAL_QID, REAL_TOPIC, encode_properties
 from messagestore.format.record import PROPERTY_CRC_BLANK, topic_bytes
 from messagestore.format.record_rows import rows_of
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
@@ -99,6 +107,7 @@ def readdressed(
     property_crc: bool,
     order: NDArray[np.int64] | None = None,
     more: pa.Array | None = None,
+    store_host: bytes | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The bytes of records with other topics and queues, and without a place.
 
@@ -116,6 +125,8 @@ def readdressed(
         Which of the records to return, and in which order; None: all of them.
     more : pa.Array[n] | None
         large_binary: what comes behind the properties of each record.
+    store_host : bytes | None
+        The new STOREHOST, as `hosts.pack_host` returns it. None: it stays.
 
     Returns
     -------
@@ -132,23 +143,35 @@ def readdressed(
 
     ends = parts.ends - np.where(_has_crc(data, parts.property_starts, parts.ends), PROPERTY_CRC_SIZE, 0)
     property_sizes = ends - parts.property_starts
-    slices = _slices(data, starts, parts.body_ends, parts.property_starts, ends)
+    flags = heads["sys_flag"].astype(np.int64)
+    hosts = () if store_host is None else _store_hosts(starts, flags)
+    slices = slices_of(data, starts, *hosts, parts.body_ends, parts.property_starts, ends)
+    width = 4 + len(hosts)
 
     rows = np.arange(n) if order is None else order
-    n, topic_codes, queue_ids = len(rows), topic_codes[rows], queue_ids[rows]
+    n, topic_codes, queue_ids, flags = len(rows), topic_codes[rows], queue_ids[rows], flags[rows]
     behind = [] if more is None else [more.take(array_of(rows))]
     if property_crc:
-        behind.append(list_array([PROPERTY_CRC_BLANK], pa.large_binary()).take(array_of(np.zeros(n, np.int64))))
+        behind.append(_repeated(PROPERTY_CRC_BLANK, n))
+    if behind:  # RocketMQ's producers leave out the separator behind their last property
+        bare = (property_sizes > 0) & (data[np.maximum(ends - 1, 0)] != PROPERTY_SEPARATOR[0])
+        behind.insert(
+            0, list_array([b"", PROPERTY_SEPARATOR], pa.large_binary()).take(array_of(bare[rows].view(np.int8)))
+        )
     lengths = property_sizes[rows]
     for column in behind:
         lengths = lengths + lengths_of(column)
 
     packed = [topic_bytes(topic, True) for topic in topics]  # they were accepted when the messages were put
+    heads_and_bodies = [slices.take(array_of(width * rows))]
+    if store_host is not None:
+        heads_and_bodies += [_repeated(store_host, n), slices.take(array_of(width * rows + 2))]
+        flags = flags & ~SYS_FLAG_STORE_HOST_V6 | (SYS_FLAG_STORE_HOST_V6 if len(store_host) > HOST_V4_SIZE else 0)
     joined = pc.binary_join_element_wise(
-        slices.take(array_of(4 * rows)),
+        *heads_and_bodies,
         list_array([topic for _, topic in packed], pa.large_binary()).take(array_of(topic_codes)),
         _fixed(lengths.astype(">i2").view(np.uint8), PROPERTIES_LENGTH_SIZE),
-        slices.take(array_of(4 * rows + 2)),
+        slices.take(array_of(width * (rows + 1) - 2)),
         *behind,
         pa.scalar(b"", pa.large_binary()),
     )
@@ -164,6 +187,7 @@ def readdressed(
         ("queue_id", queue_ids),
         ("queue_offset", np.zeros(n, np.int64)),
         ("physical_offset", np.zeros(n, np.int64)),
+        ("sys_flag", flags),
     ):
         put_numbers(records, begins[:-1] + RECORD_HEAD.offset(name), values, 8 if name.endswith("_offset") else 4)
     return records, begins
@@ -183,7 +207,17 @@ def _has_crc(data: NDArray[np.uint8], property_starts: NDArray[np.int64], ends: 
     return has
 
 
-def _slices(data: NDArray[np.uint8], *positions: NDArray[np.int64]) -> pa.Array:
+def _store_hosts(starts: NDArray[np.int64], flags: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where STOREHOST begins and ends in each record."""
+    begins = starts + RECORD_HEAD.offset("store_ip") + np.where(flags & SYS_FLAG_BORN_HOST_V6, IPV6_EXTRA_SIZE, 0)
+    return begins, begins + HOST_V4_SIZE + np.where(flags & SYS_FLAG_STORE_HOST_V6, IPV6_EXTRA_SIZE, 0)
+
+
+def _repeated(value: bytes, n: int) -> pa.Array:
+    return list_array([value], pa.large_binary()).take(array_of(np.zeros(n, np.int64)))
+
+
+def slices_of(data: NDArray[np.uint8], *positions: NDArray[np.int64]) -> pa.Array:
     """Parts of the data, as large_binary without a copy: from each position of a record to its next one, and so on to
     the next record.
     """

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from messagestore.errors import StoreError, StoreLockedError
 from messagestore.files.file_systems import MEMORY, is_network, mounted
 from messagestore.files.writer_lock import WriterLock
+from messagestore.format.kernel import lib, why_not  # it only says whether there is one, and calls nothing
 
 _TRIED = frozenset(["ext4", "xfs"])
 _UNSYNCHRONISED = 5
@@ -131,3 +132,8 @@ def clock_is_synchronised() -> bool | None:
         return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) != _UNSYNCHRONISED)
     except (OSError, AttributeError):
         return None
+
+
+def kernel_missing() -> str | None:
+    """Why the compiled part of this package does not do its work, and Python does it; None: it does."""
+    return why_not if lib is None else None

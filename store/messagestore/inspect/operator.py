@@ -23,6 +23,7 @@ from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_filters import consumer_filters
 from messagestore.files.counters import read_counters
 from messagestore.files.disk import Disk
+from messagestore.files.recoveries import read_recoveries
 from messagestore.files.state import State, boot_hash
 from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroups
@@ -42,7 +43,7 @@ from messagestore.log.remembered import corrected
 from messagestore.log.store_files import FIXED, Paths, config_of_records, looks_like_store
 from messagestore.log.walk import Walk
 from messagestore.read.group_offsets import group_offsets
-from messagestore.read.query import queue_offset_by_time
+from messagestore.read.query import KeySearch, look_message_by_offset, queue_offset_by_time, search_key
 from messagestore.read.view import StoreView
 from messagestore.writer.catching_up import journal_of
 
@@ -53,6 +54,7 @@ _UNITS_READ = 1 << 18
 __all__ = [
     "ExpiredFiles",
     "Finding",
+    "KeySearch",
     "VerifyReport",
     "dump",
     "expired",
@@ -61,6 +63,8 @@ __all__ = [
     "groups",
     "holds_store",
     "is_open",
+    "message_at",
+    "search",
     "settings",
     "status",
     "verify",
@@ -247,6 +251,51 @@ def _view(path: str, config: StoreConfig | None) -> Iterator[StoreView]:
         view.close()
 
 
+# ---- messages
+
+
+def search(
+    path: str, key: str, *, max_count: int, max_size: int, start: int | None = None, config: StoreConfig | None = None
+) -> KeySearch:
+    """Search all topics for a key or unique key. The index is asked; of what it does not cover, about `max_size` bytes
+    are read.
+
+    Parameters
+    ----------
+    start : int | None
+        Where the last search stopped; None: this is the first one.
+
+    Raises
+    ------
+    ConfigError
+        No record begins at `start`.
+    CorruptionError
+        What must be read is damaged.
+    """
+    with _view(path, config) as view:
+        log = view.files.commit_log
+        view.refresh()
+        if start is not None and log.min_offset <= start < log.max_offset and not _begins(log, start):
+            raise ConfigError(
+                f"after: no record begins at {start}. Take the place that the last search gave, or begin again",
+                key="after",
+                value=start,
+            )
+        return search_key(view, key, max_count=max_count, max_size=max_size, start=start)
+
+
+def message_at(path: str, physical_offset: int) -> MessageExt | None:
+    """The message at a physical offset; None if no visible record begins there.
+
+    Raises
+    ------
+    CorruptionError
+        A record begins there, and is damaged.
+    """
+    with _view(path, None) as view:
+        return look_message_by_offset(view, physical_offset)
+
+
 # ---- the records of the log
 
 
@@ -388,8 +437,18 @@ def status_of(view: StoreView) -> dict[str, Any]:
         "messages": sum(high - low for (topic, _), (low, high, _) in queues.items() if topic != BATCH_TOPIC),
         "batches": batches[1] - batches[0],
         "lastBatch": _last_batch(view, batches[1], faults),
+        "recoveries": _recoveries(view, faults),
         "faults": faults,
     }
+
+
+def _recoveries(view: StoreView, faults: list[str]) -> list[dict[str, Any]]:
+    """The reports of the last recoveries that mended something, the newest first."""
+    try:
+        return read_recoveries(view.files.disk, view.files.paths.recoveries)[::-1]
+    except CorruptionError as error:
+        faults.append(str(error))
+        return []
 
 
 def _broker_name(view: StoreView, faults: list[str]) -> str | None:

@@ -14,6 +14,7 @@ from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.broker_name import read_broker_name
 from messagestore.files.checkpoint import StoreCheckpoint
+from messagestore.files.recoveries import read_recoveries
 from messagestore.files.state import NOTHING_IN_FLIGHT, State
 from messagestore.files.store_settings import read_settings
 from messagestore.format import record
@@ -239,6 +240,10 @@ class SmallFiles:
 
         try:
             read_settings(self.files.disk, self.files.paths.settings)
+        except CorruptionError as error:
+            self.report.find(error.path, 0, error.expected, error.found)
+        try:
+            read_recoveries(self.files.disk, self.files.paths.recoveries)
         except CorruptionError as error:
             self.report.find(error.path, 0, error.expected, error.found)
         try:

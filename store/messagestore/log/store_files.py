@@ -85,6 +85,7 @@ class Paths:
         self.broker_name = os.path.join(self.spark, "broker.json")
         self.settings = os.path.join(self.spark, "settings.json")
         self.put_times = os.path.join(self.spark, "put-times.json")
+        self.recoveries = os.path.join(self.spark, "recoveries.json")
         self.rebuild = os.path.join(self.spark, "rebuild")
         self.cut = os.path.join(self.spark, "cut")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from messagestore.errors import ConfigError, CorruptionError, MagicError
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
-from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
+from messagestore.format.message import BATCH_TOPIC, GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
 from messagestore.read.view import READ_BYTES, READ_ROWS, StoreView
@@ -273,6 +273,71 @@ def _messages_with(
             yield message
 
 
+@dataclass(frozen=True)
+class KeySearch:
+    """What a search through a part of a store has found.
+
+    Parameters
+    ----------
+    messages : list of MessageExt
+        The messages with the key, in the order of the log; of those that the index found, the newest.
+    searched_size : int
+        How many bytes of the log were read because the index does not cover them.
+    go_on : int | None
+        The physical offset at which a further search begins; None: all was searched.
+    """
+
+    messages: list[MessageExt]
+    searched_size: int
+    go_on: int | None
+
+
+def search_key(view: StoreView, key: str, *, max_count: int, max_size: int, start: int | None = None) -> KeySearch:
+    """Search all topics for a key or unique key, and read at most about `max_size` bytes that the index does not cover.
+
+    Topics with batch queues, whose keys the index does not have, are left out.
+
+    Parameters
+    ----------
+    start : int | None
+        Where the last search stopped (`go_on`): the index is not asked again.
+    """
+    return looked_up(view, lambda: _search_key(view, key, max_count, max_size, start))
+
+
+def _search_key(view: StoreView, key: str, max_count: int, max_size: int, start: int | None) -> KeySearch:
+    visible, files = view.refresh(), view.files
+    topics = {topic for topic in view.topics() if topic != BATCH_TOPIC and not files.has_batch_queues(topic)}
+    hits: set[int] = set()
+    gaps: list[tuple[int, int]] = [(files.commit_log.min_offset, NO_END_MS)]
+    for topic in topics:
+        of_topic, gaps = _look_up(view, topic, key, 2 * max_count + 64, 0, NO_END_MS)
+        hits |= of_topic if start is None else set()
+
+    limit = visible.end if visible.end is not None else files.commit_log.max_offset
+    size, go_on = 0, None
+    for gap_start, gap_end in gaps:
+        position, end = max(gap_start, start or 0), min(gap_end, limit)
+        if go_on is not None or position >= end:
+            continue
+        for run_end, candidates in _runs_with_key(view, key, position, end):
+            if size >= max_size:  # not before there is more to read
+                go_on = position
+                break
+            hits.update(candidates)
+            size += run_end - position
+            position = run_end
+
+    found = deque[MessageExt](maxlen=max_count)
+    for physical_offset in sorted(hit for hit in hits if files.commit_log.min_offset <= hit < limit):
+        message = _look_message_by_offset(view, physical_offset)
+        if message is None or message.topic not in topics or not (key == message.unique_key or key in message.keys):
+            continue
+        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_ROLLBACK:
+            found.append(message)
+    return KeySearch(list(found), size, go_on)
+
+
 def _look_up(
     view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
 ) -> tuple[set[int], list[tuple[int, int]]]:
@@ -293,13 +358,18 @@ def _look_up(
 
 def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
     """The physical offsets of records in a range whose bytes may contain the key. The caller checks them."""
-    if start >= end:
-        return []
+    return [hit for _, hits in _runs_with_key(view, key, start, end) for hit in hits]
 
+
+def _runs_with_key(view: StoreView, key: str, start: int, end: int) -> Iterator[tuple[int, list[int]]]:
+    """The records of a range, run by run: where the run ends, and the physical offsets of those whose bytes may
+    contain the key.
+    """
     needle = key.encode()
-    candidates = []
-    for run in Walk(view.files.commit_log, start, end, Depth.FRAMING):
+    walk = Walk(view.files.commit_log, start, end, Depth.FRAMING) if start < end else ()
+    for run in walk:
         text = run.data.tobytes()
+        candidates = []
         hit = text.find(needle)
         while hit >= 0:
             row = int(np.searchsorted(run.starts, hit, side="right")) - 1
@@ -307,7 +377,7 @@ def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
             if row + 1 >= len(run.starts):
                 break
             hit = text.find(needle, int(run.starts[row + 1]))
-    return candidates
+        yield run.end, candidates
 
 
 def queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int, boundary: str = LOWER) -> int:

@@ -12,9 +12,11 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from messagestore.errors import CorruptionError
+from messagestore.errors import CorruptionError, SyncFailedError
 from messagestore.files.disk import replace_file
+from messagestore.files.recoveries import keep_recovery
 from messagestore.files.state import NOTHING_IN_FLIGHT, UNKNOWN_FLUSHED_END, State, boot_hash
 from messagestore.format.layout import STATE_ASYNC, STATE_CLEAN, STATE_FILE_SIZE, STATE_OWN, STATE_RECOVERING
 from messagestore.format.message import put_topic_fault
@@ -81,6 +83,9 @@ class _Changes:
         self.without_folder = without_folder
         self.state = plan.before
         """`state`, as it is now."""
+        self.begun_ms = files.disk.time_ns() // 1_000_000
+        self.kept: dict[str, Any] | None = None
+        """The report as it is in `spark/recoveries.json`."""
 
     def run(self) -> LogWriter:
         """Make the changes."""
@@ -107,8 +112,10 @@ class _Changes:
         journal = self._whole_journal()
         journal.queues = None  # the clean end lists the folders that exist now
         self.files.ends = self._sealed_ends()
-        writer = self._publish(journal)
         self._note_numbers()
+        self._keep_report()  # from `_publish` on, no other recovery would find what this one has mended
+        writer = self._publish(journal)
+        self._keep_report()
         return writer
 
     # ---- the log
@@ -352,6 +359,23 @@ class _Changes:
             )
 
     # ---- the small files
+
+    def _keep_report(self) -> None:
+        """Keep the report for those who ask later, if something was mended and the file does not say so yet.
+
+        A disk without room does not stop a recovery: the report is then only in the program's log.
+        """
+        report = {"recoveredTime": self.begun_ms, **self.report.to_fields()}
+        if not self.report.has_news or report == self.kept:
+            return
+        disk, paths = self.files.disk, self.files.paths
+        try:
+            keep_recovery(disk, paths.recoveries, report, via=paths.temporary("recoveries.json"))
+        except SyncFailedError:
+            raise
+        except OSError as error:
+            _LOGGER.warning("%s: the report of this recovery could not be kept: %s", paths.root, error)
+        self.kept = report
 
     def _whole_journal(self) -> BatchJournal:
         """The journal with every batch of the log."""

@@ -78,10 +78,34 @@ class RecoveryReport:
         """The fields as a dictionary, for JSON."""
         return asdict(self)
 
+    def to_fields(self) -> dict[str, Any]:
+        """The fields, and what was cut in words, as they are kept in `spark/recoveries.json`."""
+        return {
+            "reason": self.reason,
+            "start": self.start,
+            "end": self.end,
+            "recordCount": self.record_count,
+            "stop": self.stop,
+            "zeroedBytes": self.zeroed_bytes,
+            "cutMessages": self.cut_messages,
+            "cutQueues": self.cut_queues,
+            "cut": self.cut,
+            "saved": self.saved,
+            "lost": self.lost,
+            "changed": self.changed,
+            "rebuilt": self.rebuilt,
+            "notes": list(self.notes),
+        }
+
     def note_queues(self, note: str) -> None:
         """Report which queues were missing and are rebuilt."""
         self.notes.append(note)
         self.rebuilt = f"{self.rebuilt}; {note}" if self.rebuilt else note
+
+    @property
+    def has_news(self) -> bool:
+        """Whether recovery mended, gave up or remarked on something."""
+        return any((self.cut, self.lost, self.changed, self.rebuilt, self.notes))
 
     @property
     def cut(self) -> str | None:

@@ -34,6 +34,7 @@ from messagestore.format.record_columns import COLUMNS, Rows, encode
 from messagestore.log.store_files import store_host_of
 from messagestore.read.decoding import Decoder
 from messagestore.read.query import runs_of
+from messagestore.spi.copies import append_copies
 from messagestore.spi.interface import (
     Committed,
     Description,
@@ -102,6 +103,7 @@ __all__ = [
     "Target",
     "Write",
     "all_faults",
+    "append_copies",
     "array_of",
     "bounded_json",
     "brokers_of",

@@ -428,15 +428,18 @@ class RocketMQReader:
     def _is_below_log(self, position: int) -> bool:
         """Whether nothing is at a place because retention deleted it; True if that cannot be said of a slave.
 
-        A log that still has a later record has lost nothing at its end. One whose queues are empty has lost it all.
+        A log that still has a later record has lost nothing at its end, and retention deletes nothing behind an earlier
+        one. A log whose queues are empty has lost it all.
         """
         if self._replicas.is_slave:
             return True
         ends = {queue: end for queue, end in self._ends.items() if end}
         begins = self.begins(ends)
         left = {queue: end for queue, end in ends.items() if begins[queue] < end}
-        places = self.places(left)
-        return not left or any(place.physical_offset > position for place in places.values())
+        firsts, lasts = self.places({queue: begins[queue] + 1 for queue in left}), self.places(left)
+        if any(place.physical_offset < position for place in firsts.values()):
+            return False
+        return not left or any(place.physical_offset > position for place in lasts.values())
 
     # ---- ranges
 

@@ -79,13 +79,16 @@ def test_help_names_every_command() -> None:
         "find",
         "lag",
         "metrics",
+        "dashboard",
         "serve",
     ):
         assert f" {command} " in text
         assert "ROOT" in run(command, "--help").stdout
     for command in ("topic", "batches", "checkpoint", "doctor", "demo"):
         assert f" {command} " in text
-    assert "messagestore 0." in run("--version").stdout
+    assert re.fullmatch(
+        r"messagestore 0\.\S+, commit [^,]+, kernel (compiled|not compiled \(.+\))\n", run("--version").stdout
+    )
 
 
 def test_help_is_whole_sentences() -> None:

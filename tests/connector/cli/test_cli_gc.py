@@ -95,7 +95,7 @@ def test_a_group_that_has_not_read_is_named_and_can_be_left_out(root: Path) -> N
 def test_mistakes_are_one_line(root: Path, tmp_path: Path) -> None:
     assert "found no message store" in error("gc", tmp_path / "nowhere", code=2)
     assert "--before: found 'yesterday'" in error("gc", root, "--before", "yesterday", code=2)
-    assert "reserved_hours: found -2" in error("gc", root, "--reserved", "-2", code=2)
+    assert "--reserved: found '-2'; allowed is a duration" in error("gc", root, "--reserved", "-2", code=2)
 
 
 @pytest.mark.parametrize("topic", ["\0", "\ud800", "x" * 300, "../commitlog", "..", "/etc", "", "\x1b[2J"])

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cli_runs import run
+from cli_runs import commands, error, on_terminal, run
+from pyspark_messagestore.cli.app import size_of
+from pyspark_messagestore.cli.other_words import OTHER_WORDS
+from readme_blocks import README
+from small import filled
 
 PROGRAM = [sys.executable, "-m", "pyspark_messagestore.command"]
 
@@ -43,3 +49,67 @@ def test_commands_and_options_are_completed() -> None:
     assert words == ["--execute"]
     words = completed("complete_bash", COMP_WORDS="messagestore config s s", COMP_CWORD="3").split()
     assert words == ["show", "set"]
+
+
+def test_the_help_fits_in_80_columns_and_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word in angle brackets is one that a line ended within."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in commands():
+        for line in run(*name.split(), "-h").stdout.splitlines():
+            assert len(line) <= 80, (name, line)
+            assert "<" not in re.sub("<[^<>]*>", "", line), (name, line)
+
+
+# ---- words of other tools
+
+
+@pytest.mark.parametrize("words", OTHER_WORDS)
+def test_a_word_of_another_tool_is_answered_with_a_command_that_exists(words: str) -> None:
+    said = error(*words.split(), code=2)
+    assert f"`messagestore {OTHER_WORDS[words]}` does" in said
+    first, *rest = OTHER_WORDS[words].split()
+    assert first.startswith("-") or first in commands()
+    assert rest[:1] == ["ROOT"] or first.startswith("-") or f"{first} {rest[0]}" in commands() or first == "config"
+    assert words.split(maxsplit=1)[0] not in commands() or " " in words
+
+
+def test_other_words_are_no_commands_in_the_help() -> None:
+    assert "topicList" not in run("-h").stdout
+    assert error("topicList", "/data", code=2).startswith("messagestore: there is no command 'topicList'")
+    assert "No such command" in run("nonsense", code=2).stderr
+
+
+def test_the_tables_of_the_guides_have_the_same_words() -> None:
+    """mqadmin's commands that the guide translates are those that the program knows, and mean the same there."""
+    text = (README.parent / "docs" / "guides" / "from-rocketmq.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"## mqadmin's commands\n\n((?:\|.*\n)+)", text)
+    rows = [row.strip("|").split(" | ") for row in table.splitlines()[2:]]
+    named = {name: right for left, right in rows for name in re.findall(r"`([a-z]\w+)[ `]", left)}
+    all_of = {name: " ".join(right for left, right in rows if f"`{name}" in left) for name in named}
+    for name, right in all_of.items():
+        other = OTHER_WORDS.get(name.lower())
+        assert other is None if "none" in right else f"`messagestore {str(other).split(' ROOT')[0]} ROOT" in right, name
+
+
+# ---- numbers as people write them
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("10MiB", 10 << 20), ("10m", 10 << 20), ("1 GiB", 1 << 30), ("64kb", 65536), ("7", 7), ("7b", 7)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert size_of("--rate", text) == size
+
+
+def test_what_is_no_size_is_refused(tmp_path: Path) -> None:
+    assert size_of("--memory", "16", unit=1 << 20) == 16 << 20
+    for text in ("much", "-1", "1.5x", "", "1MiB"):
+        assert "allowed is a size from 16.0 MiB, such as 64MiB" in error("serve", tmp_path, "--memory", text, code=2)
+
+
+def test_a_table_has_colour_only_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never with NO_COLOR."""
+    root = filled(tmp_path / "store", 3)
+    assert "\x1b[" not in run("topics", root).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[(?:\d+;)*(?:3|4|9|10)\d", on_terminal("topics", root))

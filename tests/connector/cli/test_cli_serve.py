@@ -224,6 +224,14 @@ def test_commands_that_look_say_the_same_by_url(root: Path, processes: list[subp
     url = serving(processes, root, "--read-only")["url"]
     for command in LOOKING:
         assert looked(command, url) == looked(command, root) != []
+    archives = [root.parent / name for name in ("by-url", "by-folder")]
+    for where, archive in zip((url, root), archives, strict=True):
+        (copied,) = objects(run("copy", where, "t", archive, "--json"))
+        assert (copied["brokerName"], copied["topic"]) == (store_id, "t")
+    rows, same = (objects(run("get", archive, "t", "--count", 100, "--json")) for archive in archives)
+    assert (
+        [(row["body"], row["properties"]) for row in rows] == [(row["body"], row["properties"]) for row in same] != []
+    )
     for options in (["t", "empty"], ["--at", "2026-01-01"], ["t", "--at", "2100-01-01"]):
         assert looked("offsets", url, *options) == looked("offsets", root, *options) != []
     for options in (["--group", "g"], ["--checkpoint", folder]):

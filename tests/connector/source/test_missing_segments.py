@@ -31,16 +31,17 @@ READING: dict[str, list[str]] = {
     "lag": ["--group", "g"],
     "halves": [],
     "groups": [],
+    "copy": ["t,late", "{root}-archive"],
 }
 """The commands that read a store, with their arguments behind ROOT."""
 OTHERS = {
     "metrics", "put", "recover", "deliver", "doctor", "demo", "topic create", "topic alter", "topic delete", "group create",
     "group alter", "half commit", "half rollback", "batches list", "batches start", "checkpoint show",
     "checkpoint rewind", "serve", "backup take", "backup list", "backup prune", "restore", "config",
-    "group reset-offset",
+    "dashboard", "group reset-offset", "run",
 }  # fmt: skip
-"""Writers, which refuse the store when they open it, the servers `metrics` and `serve`, commands that show what small
-files say, and those of backups (`tests/store/backup`).
+"""Writers, which refuse the store when they open it, the servers `metrics`, `dashboard`, `serve` and `run`, commands that
+show what small files say, and those of backups (`tests/store/backup`).
 """
 
 
@@ -68,7 +69,7 @@ def test_no_command_shows_a_part_of_the_log(tmp_path: Path, whose: str, missing:
     settings.write_text(f"maxHashSlotNum={SMALL.max_hash_slot_num}\nmaxIndexNum={SMALL.max_index_num}\n")
     for name, arguments in READING.items():
         config = ["--store-config", str(settings)] if name == "find" else []
-        result = CliRunner().invoke(app, [name, str(root), *arguments, *config])
+        result = CliRunner().invoke(app, [name, str(root), *(text.format(root=root) for text in arguments), *config])
         assert result.exit_code == 1, (name, result.output)
         words = ("segment", "last record of the log", "faults")
         assert any(word in result.output for word in words), (name, result.output)

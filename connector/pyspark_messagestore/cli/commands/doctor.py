@@ -90,6 +90,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[ROOT]",
+            envvar="MESSAGESTORE_ROOT",
             help="The store's root folder, or where it is to be. Its file system is examined.",
             show_default=False,
         ),

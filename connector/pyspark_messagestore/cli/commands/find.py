@@ -17,9 +17,9 @@ from pyspark_messagestore.cli.app import (
     config_of,
     opened,
     path_of,
-    time_ms,
 )
 from pyspark_messagestore.cli.cursor import queue_ids
+from pyspark_messagestore.words import time_ms
 
 PLACE = 240
 PANEL = "Messages"

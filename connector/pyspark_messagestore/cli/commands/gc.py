@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
 
 from messagestore import ExpiredFiles, delete_expired_files
 from messagestore.inspect import operator
+from messagestore.spi import duration_s
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking, time_ms
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking
+from pyspark_messagestore.words import time_ms
 
 PLACE = 340
 PANEL = "Care"
@@ -18,11 +21,12 @@ PANEL = "Care"
 def gc(
     root: Root,
     reserved: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--reserved",
-            metavar="HOURS",
-            help="Delete segments that were last written to so many hours ago. Without --reserved, --before and "
+            metavar="DURATION",
+            help="Delete segments that were last written to so long ago, such as 7d or 36h; a number alone is in "
+            "hours. Without --reserved, --before and "
             "--before-offset, these are the hours of fileReservedTime, or 72.",
             show_default=False,
         ),
@@ -70,7 +74,7 @@ def gc(
     """
     path = existing(root)
     conditions: dict[str, Any] = {
-        "reserved_hours": reserved,
+        "reserved_hours": None if reserved is None else _hours("--reserved", reserved),
         "before_ms": None if before is None else time_ms("--before", before),
         "before_offset": before_offset,
         "ignored_groups": ignored_groups or (),
@@ -86,6 +90,11 @@ def gc(
     with out.waiting("deleting"):
         expired = delete_expired_files(path, config_of(store_config, lock_timeout=wait), **conditions)
     _show(expired, done=True, as_json=as_json)
+
+
+def _hours(option: str, text: str) -> float:
+    is_bare = re.fullmatch(r"\s*\d+(\.\d+)?\s*", text) is not None
+    return duration_s(option, f"{text.strip()}h" if is_bare else text) / 3600
 
 
 def _show(expired: ExpiredFiles, *, done: bool, as_json: bool) -> None:

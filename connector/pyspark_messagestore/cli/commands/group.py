@@ -10,7 +10,8 @@ import typer
 
 from messagestore import ConfigError, MessageStore, reset_offsets
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, broker_named, config_of, existing, time_ms
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, broker_named, config_of, existing
+from pyspark_messagestore.words import time_ms
 
 PLACE = 420
 PANEL = "Topics and groups"

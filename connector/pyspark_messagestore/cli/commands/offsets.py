@@ -8,7 +8,8 @@ import typer
 
 from messagestore.spi import Location, Report, StoreReader
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, named_report, opened_parts, time_ms
+from pyspark_messagestore.cli.app import Json, by_location, end_of_rows, named_report, opened_parts
+from pyspark_messagestore.words import time_ms
 
 PLACE = 130
 PANEL = "Topics and groups"

@@ -90,6 +90,7 @@ def put(
         Flush | None,
         typer.Option(
             "--flush",
+            metavar="TYPE",
             help="SYNC_FLUSH waits until the message is on the disk; ASYNC_FLUSH does not. The default is the setting "
             "in --store-config, or SYNC_FLUSH.",
             show_default=False,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from typing import Annotated
 
@@ -15,7 +13,9 @@ import typer
 from messagestore import ConfigError
 from messagestore.spi import duration_s
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import ConfigFile, Json, Root, config_of, path_of
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, config_of, path_of, size_of
+from pyspark_messagestore.cli.endpoint import Figures, address_of
+from pyspark_messagestore.cli.services import run_services, told_to_end
 from pyspark_messagestore.requirements import install_extra
 
 PLACE = 175
@@ -23,8 +23,6 @@ PANEL = "Spark"
 
 _ADDRESS = "127.0.0.1:9556"
 _MIB = 1024 * 1024
-_LOOK_S = 0.5
-"""A signal may come to another thread while one for a lease waits for the main thread, which then nothing wakes."""
 
 
 def serve(
@@ -79,22 +77,33 @@ def serve(
         ),
     ] = 2,
     memory: Annotated[
-        int, typer.Option("--memory", min=16, metavar="MIB", help="Memory for all streams, in MiB.")
-    ] = 256,
-    body: Annotated[int, typer.Option("--body", min=1, metavar="MIB", help="The largest JSON body, in MiB.")] = 8,
-    frame: Annotated[int, typer.Option("--frame", min=1, metavar="MIB", help="The largest frame, in MiB.")] = 64,
+        str, typer.Option("--memory", metavar="SIZE", help="Memory for all streams. A number alone is in MiB.")
+    ] = "256MiB",
+    body: Annotated[
+        str, typer.Option("--body", metavar="SIZE", help="The largest JSON body. A number alone is in MiB.")
+    ] = "8MiB",
+    frame: Annotated[
+        str, typer.Option("--frame", metavar="SIZE", help="The largest frame. A number alone is in MiB.")
+    ] = "64MiB",
     staged: Annotated[
-        int,
+        str,
         typer.Option(
-            "--staged", min=1, metavar="MIB", help="What one client may have staged and not committed, in MiB."
+            "--staged",
+            metavar="SIZE",
+            help="What one client may have staged and not committed. A number alone is in MiB.",
         ),
-    ] = 65_536,
+    ] = "64GiB",
     idle: Annotated[
         str, typer.Option("--idle", metavar="DURATION", help="After this time a silent client is disconnected.")
     ] = "30s",
     rate: Annotated[
-        int, typer.Option("--rate", min=0, metavar="BYTES", help="Bytes a second of one client; 0 for no limit.")
-    ] = 0,
+        str,
+        typer.Option(
+            "--rate",
+            metavar="SIZE",
+            help="What one client may send or get in a second, such as 10MiB; 0 for no limit.",
+        ),
+    ] = "0",
     store_config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
@@ -115,7 +124,7 @@ def serve(
             key="serve",
         ) from None
 
-    path, (host, port) = path_of(root), _address(listen)
+    path, (host, port) = path_of(root), address_of(listen, _ADDRESS)
     served = lifecycle.ServedStore(
         path,
         config_of(store_config),
@@ -125,12 +134,12 @@ def serve(
             connections=connections,
             streams=streams,
             reports=reports,
-            memory=memory * _MIB,
-            body=body * _MIB,
-            frame=frame * _MIB,
-            staged=staged * _MIB,
+            memory=size_of("--memory", memory, unit=_MIB, least=16 * _MIB),
+            body=size_of("--body", body, unit=_MIB),
+            frame=size_of("--frame", frame, unit=_MIB),
+            staged=size_of("--staged", staged, unit=_MIB),
             idle_s=duration_s("--idle", idle),
-            rate=rate,
+            rate=size_of("--rate", rate, least=0),
         ),
         read_only=read_only,
         create=create,
@@ -143,47 +152,32 @@ def serve(
     )
     drain_s = duration_s("--drain", drain)
 
-    ends, log = threading.Event(), logging.getLogger("messagestore")
+    log = logging.getLogger("messagestore")
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(lines)
     log.setLevel(logging.INFO)
     log.propagate = False  # the handler of all commands would say each line again
-    usual = {number: signal.signal(number, lambda *_: ends.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        served.start()
-        if as_json:
-            out.json_line({"url": served.url, "instance": served.instance_id, "readOnly": read_only})
-        else:
-            out.line(served.url)
-        while not ends.wait(_LOOK_S):
-            pass
-        served.stop(drain_s)
+        with told_to_end() as ends:
+            served.start()
+            if as_json:
+                out.json_line({"url": served.url, "instance": served.instance_id, "readOnly": read_only})
+            else:
+                out.line(served.url)
+            run_services((), ends)
+            served.stop(drain_s)
     finally:
         log.removeHandler(lines)
         log.setLevel(logging.NOTSET)
         log.propagate = True
-        for number, handler in usual.items():
-            signal.signal(number, handler)
 
 
 def _figures_of(path: str) -> Callable[[], bytes]:
     """The store's figures, as `messagestore metrics` gives them; none without the package for them."""
     try:
-        library = importlib.import_module("prometheus_client")
-        from pyspark_messagestore.monitoring.metrics import registry_of
+        return Figures(path, ()).text
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
         return lambda: b""
-    registry = registry_of(path)
-    return lambda: bytes(library.generate_latest(registry))
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(
-            f"--listen: found {text!r}; allowed is HOST:PORT, for example {_ADDRESS}", key="--listen", value=text
-        )
-    return host.strip("[]"), int(port)

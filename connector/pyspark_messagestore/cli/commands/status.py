@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, by_location, opened, path_of
-from pyspark_messagestore.monitoring.health import Finding, facts_of, findings_of
+from pyspark_messagestore.monitoring.health import Finding, facts_of, status_report
 
 PLACE = 110
 PANEL = "Care"
@@ -34,10 +33,8 @@ def status(
     """Show who holds the store, how it was left, what is in it, and what is wrong or soon will be."""
     folders = [path_of(folder) for folder in checkpoint or ()]
     with out.waiting("looking through the store"), opened(root, store_config) as store:
-        (report,), faults = store.view("status")
-        facts = facts_of(store, folders)
-    faults, findings = list(dict.fromkeys([*faults, *facts.faults])), findings_of(facts)
-    report |= {"faults": faults, "findings": [asdict(finding) for finding in findings]}
+        report = status_report(store, facts_of(store, folders))
+    faults, findings = report["faults"], [Finding(**finding) for finding in report["findings"]]
     if as_json:
         out.json_line(report)
     else:
@@ -94,11 +91,23 @@ def status_lines(report: dict[str, Any]) -> None:
         about = f"{last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
         rows.append(("batches", f"{report['batches']:,}, the last: {about}"))
 
+    for recovery in (report.get("recoveries") or ())[:1]:  # the server of an older version does not tell
+        rows.append(("recovered", _recovery_words(recovery)))
+
     out.facts(rows)
     if report["topics"]:
         out.line()
         columns = [("topic", False), ("messages", True), ("queues", False)]
         out.table(columns, [(row["topic"], f"{row['messages']:,}", _queue_words(row)) for row in report["topics"]])
+
+
+def _recovery_words(recovery: dict[str, Any]) -> str:
+    """When the store was recovered with something to mend, why, and what was done."""
+    done = {"cut": "cut off", "lost": "lost", "changed": "changed", "rebuilt": "rebuilt"}
+    words = [f"{verb} {recovery[name]}" for name, verb in done.items() if recovery.get(name)]
+    if not words:
+        words = [str(note) for note in recovery.get("notes") or ()]
+    return "; ".join([f"{out.time_words(recovery['recoveredTime'])}, because {recovery.get('reason')}", *words])
 
 
 def _holder_words(held: dict[str, Any]) -> str:

@@ -82,7 +82,10 @@ TypeOption = Annotated[
     MessageType | None,
     typer.Option(
         "--message-type",
-        help="The attribute message.type, which RocketMQ 5's proxy checks; its broker and this project do not.",
+        metavar="TYPE",
+        help="The attribute message.type, which RocketMQ 5's proxy checks; its broker and this project do not: "
+        + ", ".join(MessageType)
+        + ".",
         show_default=False,
     ),
 ]

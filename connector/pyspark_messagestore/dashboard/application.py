@@ -1,0 +1,359 @@
+"""The addresses of the dashboard, and what becomes of a request.
+
+    /                          all stores, the worst first        /api/v1/stores
+    /s/STORE/LOOK?...          a page about one store             /api/v1/s/STORE/LOOK?...    the same as JSON
+    /s/STORE/body?...          a body as a file
+    /metrics, /healthz         for Prometheus; 200, or 503 if a store has a fault
+
+Paths of stores and checkpoints come from whoever starts the application, never from a request.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import re
+import shlex
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from messagestore import ConfigError, OffsetOutOfRangeError, StoreConfig, StoreError, UnknownTopicError
+from messagestore.spi import bounded_json
+from pyspark_messagestore.dashboard import looks
+from pyspark_messagestore.dashboard.curves import HEIGHT, WIDTH, bars, strip
+from pyspark_messagestore.dashboard.guard import LEAST_TOKEN_LENGTH, Guard
+from pyspark_messagestore.dashboard.looks import LOOKS, Stored
+from pyspark_messagestore.words import count_words, shown, size_words, time_words
+
+BODY_SHOWN = 256 << 10
+"""The most characters of a body on a page; the file has all of it."""
+_HEX_SHOWN, _HEX_LENGTH = 4096, 16
+_MOST_JSON_VALUES = 50_000
+_FAULT = "fault"
+
+
+def app(
+    roots: Sequence[str | os.PathLike[str]],
+    checkpoints: Sequence[str | os.PathLike[str]] = (),
+    *,
+    token: str = "",
+    hosts: Sequence[str] = (),
+    hide_bodies: bool = False,
+) -> ASGIApp:
+    """Make the dashboard as an ASGI application.
+
+    Parameters
+    ----------
+    roots : sequence of path
+        The root folders of stores on this host. A folder that holds no store yet is shown as such.
+    checkpoints : sequence of path
+        The checkpointLocations of streaming queries; each is shown with the store that it reads.
+    token : str
+        What a client must know; empty: everybody who reaches the application may ask, for example because it stands
+        behind a login of your own.
+    hosts : sequence of str
+        Names besides localhost and this machine's own by which clients reach it. Addresses are always allowed.
+    hide_bodies : bool
+        Show no body of any message.
+
+    Raises
+    ------
+    ConfigError
+        There is no root, or the token is too short.
+
+    Examples
+    --------
+    >>> from pyspark_messagestore.dashboard import app
+    >>> application = app(["store"])  # for any ASGI server, as in `uvicorn module:application`
+    """
+    if not roots:
+        raise ConfigError("dashboard: found no store; give the root folder of at least one", key="ROOT")
+    if token and len(token) < LEAST_TOKEN_LENGTH:
+        raise ConfigError(
+            f"dashboard: found a token of {len(token)} characters; allowed are {LEAST_TOKEN_LENGTH} or more",
+            key="token",
+        )
+    folders = tuple(os.path.abspath(folder) for folder in checkpoints)
+    stores: dict[str, Stored] = {}
+    for number, root in enumerate(roots, 1):
+        path = os.path.abspath(root)
+        name = os.path.basename(path)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in stores:
+            name = f"store-{number}"
+        stores[name] = Stored(name, path, folders, hide_bodies)
+    return Guard(_Pages(stores).application(), token, hosts)
+
+
+class _Pages:
+    """Answers requests about some stores. Starlette calls the methods in threads of its own."""
+
+    def __init__(self, stores: dict[str, Stored]) -> None:
+        self._stores = stores
+        # Every value is text, also where it was made by this package: `shown` leaves no control or format character.
+        self._templates = Environment(
+            loader=PackageLoader("pyspark_messagestore.dashboard"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_final,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "size": lambda value: "-" if value is None else size_words(value),
+            "time": lambda value: "-" if value is None else time_words(value),
+            "n": lambda value: "-" if value is None else f"{value:,}",
+            "count": count_words,
+            "quoted": shlex.quote,
+        }
+        self._templates.globals |= {
+            "width": WIDTH,
+            "height": HEIGHT,
+            "body_lines": _body_lines,
+            "json_lines": _json_lines,
+            "rate_bars": _rate_bars,
+            "lag_bars": _lag_bars,
+            "segment_bars": _segment_bars,
+        }
+
+    def application(self) -> Starlette:
+        """The routes."""
+        static = os.path.join(os.path.dirname(__file__), "static")
+        return Starlette(
+            routes=[
+                Route("/", self.overview),
+                Route("/login", self.login),
+                Route("/healthz", self.health),
+                Route("/metrics", self.metrics),
+                Route("/search", self.search),
+                Route("/s/{store}/body", self.body),
+                Route("/s/{store}/{look}", self.page),
+                Route("/api/v1/stores", self.api_stores),
+                Route("/api/v1/s/{store}/{look}", self.api),
+                Mount("/static", StaticFiles(directory=static)),
+            ]
+        )
+
+    # ---- pages
+
+    def overview(self, request: Request) -> Response:
+        """All stores, the worst first."""
+        return self._html(request, "overview.html", {"reports": self._reports()})
+
+    def page(self, request: Request) -> Response:
+        """A page about one store."""
+        stored, look = self._stored(request), request.path_params["look"]
+        try:
+            if stored is None or look not in LOOKS:
+                raise _NoPageError("There is no such page.")
+            asked = dict(request.query_params)
+            found = LOOKS[look](stored, asked)
+        except (StoreError, OSError, _NoPageError) as error:
+            return self._error(request, stored, error)
+        return self._html(request, f"{look}.html", {"store": stored, "asked": asked, "found": found})
+
+    def body(self, request: Request) -> Response:
+        """A body as a file that a browser does not open."""
+        stored = self._stored(request)
+        try:
+            if stored is None:
+                raise _NoPageError("There is no such store.")
+            data = looks.body(stored, request.query_params)
+        except (StoreError, OSError, _NoPageError) as error:
+            return self._error(request, stored, error)
+        headers = {"Content-Disposition": 'attachment; filename="body.bin"'}
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    def search(self, request: Request) -> Response:
+        """Lead the search field of the overview to the store that was chosen."""
+        name = request.query_params.get("store", "")
+        if name not in self._stores:
+            return self._error(request, None, _NoPageError("There is no such store."))
+        text = urllib.parse.urlencode({"q": request.query_params.get("q", "")})
+        return RedirectResponse(f"{_base(request)}/s/{name}/search?{text}", 303)
+
+    def login(self, request: Request) -> Response:
+        """The form for the token."""
+        return self._html(request, "login.html", {"wrong": "wrong" in request.query_params})
+
+    # ---- for programs
+
+    def api_stores(self, request: Request) -> Response:  # noqa: ARG002
+        """The stores and their findings."""
+        return JSONResponse({"stores": self._reports()})
+
+    def api(self, request: Request) -> Response:
+        """What a page says."""
+        stored, look = self._stored(request), request.path_params["look"]
+        try:
+            if stored is None or look not in LOOKS:
+                raise _NoPageError(f"There is no such view; there are {', '.join(LOOKS)}.")
+            return JSONResponse(LOOKS[look](stored, dict(request.query_params)))
+        except (StoreError, OSError, _NoPageError) as error:
+            return JSONResponse({"error": _words(error)}, _status_of(error))
+
+    def health(self, request: Request) -> Response:  # noqa: ARG002
+        """200 if no store has a fault, otherwise 503; with the findings."""
+        reports = self._reports()
+        findings = [{"store": report["name"], **each} for report in reports for each in report["findings"]]
+        ill = any(each["severity"] == _FAULT for each in findings)
+        return JSONResponse({"ok": not ill, "findings": findings}, 503 if ill else 200)
+
+    def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        """The metrics of all stores, for Prometheus."""
+        library = importlib.import_module("prometheus_client")
+        from pyspark_messagestore.monitoring.metrics import StoreCollector
+
+        families: dict[str, Any] = {}
+        for stored in self._stores.values():
+            readable = [each.path for each in stored.progress()[0]]
+            for family in StoreCollector(stored.path, readable, StoreConfig(message_index_enable=False)).collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+
+        class Families:
+            def collect(self) -> Iterator[Any]:
+                yield from families.values()
+
+        return Response(library.generate_latest(Families()), media_type=library.CONTENT_TYPE_LATEST)
+
+    # ---- parts
+
+    def _stored(self, request: Request) -> Stored | None:
+        return self._stores.get(request.path_params["store"])
+
+    def _reports(self) -> list[dict[str, Any]]:
+        """The name, the path and the findings of each store, the worst first. One that cannot be read has a fault."""
+        reports = []
+        for stored in self._stores.values():
+            try:
+                found = looks.status(stored, {})
+            except (StoreError, OSError) as error:
+                finding = {
+                    "rule": "unreadable",
+                    "severity": _FAULT,
+                    "sentence": _words(error),
+                    "remedy": f"run `messagestore status {shlex.quote(stored.path)}` on this host",
+                    "since_ms": None,
+                }
+                found = {"findings": [finding], "messages": None, "topics": [], "left": None}
+            reports.append(
+                {
+                    "name": stored.name,
+                    "root": stored.path,
+                    "left": found["left"],
+                    "messages": found["messages"],
+                    "topics": len(found["topics"]),
+                    "findings": found["findings"],
+                }
+            )
+        return sorted(
+            reports,
+            key=lambda report: (
+                -sum(each["severity"] == _FAULT for each in report["findings"]),
+                -len(report["findings"]),
+                report["name"],
+            ),
+        )
+
+    def _html(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
+        base = _base(request)
+
+        def to(look: str, stored: Stored | str, **asked: object) -> str:
+            name = stored if isinstance(stored, str) else stored.name
+            given = {key: str(value) for key, value in asked.items() if value is not None}
+            return f"{base}/s/{name}/{look}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+
+        common = {"base": base, "to": to, "stores": list(self._stores.values()), "store": None, "asked": {}}
+        text = self._templates.get_template(template).render(common | values)
+        return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
+
+    def _error(self, request: Request, stored: Stored | None, error: Exception) -> Response:
+        return self._html(request, "error.html", {"store": stored, "error": _words(error)}, _status_of(error))
+
+
+class _NoPageError(Exception):
+    """The address leads nowhere."""
+
+
+def _base(request: Request) -> str:
+    return str(request.scope.get("root_path", ""))
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and not isinstance(error, StoreError):
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    return str(error)
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, UnknownTopicError | OffsetOutOfRangeError | _NoPageError):
+        return 404
+    return 400 if isinstance(error, ConfigError) else 503
+
+
+# ---- values on pages
+
+
+def _final(value: Any) -> Any:
+    if value is None:
+        return "none"
+    return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _body_lines(message: dict[str, Any]) -> list[str]:
+    """The lines of a body: its text, or bytes as hex."""
+    if message["body"] is not None:
+        return str(message["body"])[:BODY_SHOWN].replace("\r\n", "\n").replace("\t", "    ").split("\n")
+    data = base64.b64decode(message["bodyBase64"])[:_HEX_SHOWN]
+    return [
+        f"{start:>6}  {data[start : start + _HEX_LENGTH].hex(' ', 4)}" for start in range(0, len(data), _HEX_LENGTH)
+    ]
+
+
+def _json_lines(text: str | None) -> list[str]:
+    """A body as JSON with a value on each line; none if it is not JSON, or too large for that."""
+    if not text or len(text) > BODY_SHOWN or text.lstrip()[:1] not in ("{", "["):
+        return []
+    try:
+        return json.dumps(bounded_json(text, _MOST_JSON_VALUES), indent=2, ensure_ascii=False).split("\n")
+    except (ValueError, RecursionError):
+        return []
+
+
+def _rate_bars(rate: dict[str, Any]) -> Any:
+    words = [
+        f"{time_words(time_ms)}: {count_words(count, 'message')}"
+        for time_ms, count in zip(rate["times_ms"], rate["counts"], strict=False)
+    ]
+    return bars(rate["counts"], words)
+
+
+def _lag_bars(history: list[dict[str, Any]]) -> Any:
+    words = [
+        f"{'now' if point['batch_id'] is None else 'batch ' + str(point['batch_id'])}, {time_words(point['time_ms'])}: "
+        f"{count_words(point['lag'], 'message')} behind"
+        for point in history
+    ]
+    return bars([point["lag"] for point in history], words)
+
+
+def _segment_bars(segments: list[dict[str, Any]]) -> Any:
+    words = [
+        f"from {segment['firstPhysicalOffset']}, "
+        + ("empty" if segment["firstStoreTimestamp"] is None else time_words(segment["firstStoreTimestamp"]))
+        for segment in segments
+    ]
+    return strip([segment["endPhysicalOffset"] - segment["firstPhysicalOffset"] for segment in segments], words)

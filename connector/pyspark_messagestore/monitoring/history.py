@@ -1,0 +1,135 @@
+"""The past of a store and of its readers, from what is on the disk: no database keeps it.
+
+The log is in the order of time, so where a queue stood at a time is a binary search over the heads of some records. No
+body is read. What a streaming query had read is in its checkpoint. For the offsets of consumer groups there is nothing
+of this kind: only the newest one is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from messagestore.spi import Queue, Queues, StoreReader
+from pyspark_messagestore.checkpoint.spark_checkpoint import Batch, Progress, stream_offset
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The messages of a topic by the time at which they were stored.
+
+    Parameters
+    ----------
+    topic : str
+    times_ms : list of int
+        [n + 1] Limits of n spans of time, in milliseconds since 1970.
+    counts : list of int
+        [n] How many messages were stored from one limit up to the next one. Retention has deleted what is not counted.
+    """
+
+    topic: str
+    times_ms: list[int]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class LagPoint:
+    """How far a query was behind when it planned a batch.
+
+    Parameters
+    ----------
+    batch_id : int | None
+        The batch; None: now.
+    time_ms : int
+    lag : int
+        How many messages were there that no earlier batch had read. Retention has deleted what is not counted.
+    """
+
+    batch_id: int | None
+    time_ms: int
+    lag: int
+
+
+def rate_of(store: StoreReader, topic: str, begin_ms: int, end_ms: int, points: int = 96) -> Rate:
+    """Count the messages of a topic over time.
+
+    Parameters
+    ----------
+    begin_ms, end_ms : int
+        Milliseconds since 1970.
+    points : int
+        The number of spans; fewer if they would be shorter than a millisecond.
+    """
+    points = max(1, min(points, end_ms - begin_ms))
+    times_ms = [begin_ms + (end_ms - begin_ms) * i // points for i in range(points + 1)]
+    queues = list(store.ends([topic]).queues)
+    ends = _ends_at(store, queues, times_ms)
+    totals = [sum(ends[time_ms].values()) for time_ms in times_ms]
+    return Rate(topic, times_ms, [max(0, after - before) for before, after in pairwise(totals)])
+
+
+def lag_history(store: StoreReader, progress: Progress, now_ms: int) -> list[LagPoint]:
+    """How far a query was behind at each of its batches, and now; the oldest comes first.
+
+    Parameters
+    ----------
+    progress : Progress
+        With the newest batches of the query (`read_progress(folder, least=...)`). Batches that read another store, and
+        those that cannot be read, are left out.
+    now_ms : int
+        Milliseconds since 1970.
+    """
+    here = store.describe([])
+    store_ids = {here.store_id, *here.ancestors, ""}
+    looks: list[tuple[int | None, int, Queues]] = [
+        (batch.batch_id, batch.planned_at_ms, _read_by(before, store_ids))
+        for before, batch in pairwise(progress.batches)
+        if not before.fault and batch.planned_at_ms is not None
+    ]
+    if progress.committed is not None and not progress.committed.fault:
+        looks.append((None, now_ms, _read_by(progress.committed, store_ids)))
+
+    queues = sorted({queue for _, _, places in looks for queue in places})
+    ends, begins = _ends_at(store, queues, {time_ms for _, time_ms, _ in looks}), store.begins(queues)
+    return [
+        LagPoint(
+            batch_id,
+            time_ms,
+            sum(max(0, ends[time_ms][queue] - max(place, begins[queue])) for queue, place in places.items()),
+        )
+        for batch_id, time_ms, places in looks
+    ]
+
+
+def _read_by(batch: Batch, store_ids: Collection[str]) -> Queues:
+    """How far a query has read in a store when a batch is done."""
+    offsets = [stream_offset(fields) for fields in batch.offsets]
+    ours = [offset.queues for offset in offsets if offset is not None and offset.store_id in store_ids]
+    return {queue: place for queues in ours for queue, place in queues.items()}
+
+
+def _ends_at(store: StoreReader, queues: Sequence[Queue], times_ms: Collection[int]) -> dict[int, Queues]:
+    """Where queues ended at some times: the number of the first message of each that was stored then or later."""
+    times = sorted(times_ms)
+    found: dict[int, Queues] = {}
+
+    def look(time_ms: int) -> Queues:
+        return store.seek(dict.fromkeys(queues, time_ms - 1))
+
+    def between(first: int, last: int) -> None:
+        """Find what lies between two times that are known. Where nothing was stored, nothing is searched."""
+        if last - first < 2:
+            return
+        if found[times[first]] == found[times[last]]:
+            found.update(dict.fromkeys(times[first + 1 : last], found[times[first]]))
+            return
+        middle = (first + last) // 2
+        found[times[middle]] = look(times[middle])
+        between(first, middle)
+        between(middle, last)
+
+    for time_ms in {*times[:1], *times[-1:]}:
+        found[time_ms] = look(time_ms)
+    between(0, len(times) - 1)
+    return found

@@ -1,0 +1,93 @@
+"""`messagestore dashboard`: where it listens, what it asks for, and that it ends."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import sys
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from cli_runs import error, start
+from small import filled
+
+TOKEN = "a-token-of-enough-length"
+
+
+def test_a_missing_extra_is_one_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    said = error("dashboard", root, code=2)
+    assert "the package uvicorn is not installed" in said and "-m pip install" in said and "starlette" in said
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return filled(tmp_path / "store", 10)
+
+
+def get(url: str, path: str, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=60)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_pages_are_served_until_a_signal(root: Path, tmp_path: Path, stop: signal.Signals) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    with start("dashboard", root, "--listen", "127.0.0.1:0", "--token-file", tmp_path / "token") as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            url = process.stdout.readline().strip()
+            status, page = get(url, "/s/store/topics", Authorization=f"Bearer {TOKEN}")
+            assert status == 200 and b"topic?topic=t" in page
+            assert get(url, "/s/store/topics")[0] == 303
+            assert get(url, "/", Host="evil.example")[0] == 421
+            process.send_signal(stop)
+            assert process.wait(60) in (0, -stop)
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_below_the_path_of_a_proxy_every_link_has_it(root: Path) -> None:
+    with start("dashboard", root, "--listen", "127.0.0.1:0", "--root-path", "/stores") as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            assert url.endswith("/stores/")
+            status, page = get(url, "/s/store/topics")  # the proxy takes the path away
+            assert status == 200 and b'href="/stores/s/store/topic?topic=t"' in page
+            assert get(url, "/static/style.css")[0] == 200
+        finally:
+            process.kill()
+
+
+def test_an_address_that_others_reach_needs_a_token(root: Path) -> None:
+    said = error("dashboard", root, "--listen", "0.0.0.0:8097", code=2)
+    assert "can be reached from other hosts, and there is no token" in said and "--token-file" in said
+
+
+@pytest.mark.parametrize("text", ["", "two words", "line\nline", "\u00fc" * 20, "x" * 5000])
+def test_a_file_without_a_token_is_refused(root: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "token").write_text(text)
+    assert "does not hold one token" in error("dashboard", root, "--token-file", tmp_path / "token", code=2)
+
+
+def test_what_cannot_be_done_is_one_sentence(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    assert "allowed are 16 or more" in error("dashboard", root, "--token-file", tmp_path / "token", code=2)
+    assert "No such file" in error("dashboard", root, "--token-file", tmp_path / "none", code=2)
+    assert "allowed is HOST:PORT" in error("dashboard", root, "--listen", "8097", code=2)
+    assert "found no message store" in error("dashboard", tmp_path / "nothing", code=2)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        assert "cannot be listened on" in error("dashboard", root, "--listen", address, code=2)

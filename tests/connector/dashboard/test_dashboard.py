@@ -1,0 +1,596 @@
+"""The dashboard: each page answers its question, nothing on a page is markup of a message's, and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import html.parser
+import json
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from checkpoints import checkpoint, offset
+from cli_runs import objects, run
+from messagestore import BatchRequest, ConfigError, Message, MessageStore
+from messagestore.files.consumer_offsets import publish_offsets
+from pyspark_messagestore.dashboard import app, looks
+from pyspark_messagestore.dashboard.guard import MOST_AT_ONCE, Guard
+from pyspark_messagestore.dashboard.looks import LOOKS, Stored, outlook
+from pyspark_messagestore.monitoring.history import LagPoint
+from small import SMALL, bodies, columns, filled
+
+TOKEN = "a-token-of-enough-length"
+HOSTILE = "<script>alert(1)</script>{{ 7*7 }}\u202e\0\"'><img src=x onerror=alert(2)>"
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8")
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """Asks an ASGI application, as a browser does that keeps one cookie."""
+
+    def __init__(self, application: Any, host: str = "127.0.0.1:8097") -> None:
+        self.application, self.host, self.cookie = application, host, ""
+
+    def __call__(
+        self, address: str, headers: Mapping[str, str] = {}, *, method: str = "GET", body: bytes = b""
+    ) -> Answer:
+        return asyncio.run(self.ask(address, headers, method=method, body=body))
+
+    async def ask(
+        self, address: str, headers: Mapping[str, str] = {}, *, method: str = "GET", body: bytes = b""
+    ) -> Answer:
+        path, _, query = address.partition("?")
+        all_headers = {"host": self.host, **({"cookie": self.cookie} if self.cookie else {}), **headers}
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": urllib.parse.unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in all_headers.items()],
+            "server": ("127.0.0.1", 8097),
+            "client": ("127.0.0.1", 9),
+        }
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self.application(scope, receive, send)
+        found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        if "set-cookie" in found:
+            self.cookie = found["set-cookie"].partition(";")[0]
+        return Answer(sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:]))
+
+
+class Page(html.parser.HTMLParser):
+    """The links, the elements and the text of a page."""
+
+    def __init__(self, text: str, *, with_forms: bool = False) -> None:
+        super().__init__()
+        self.with_forms = with_forms
+        self.links: list[str] = []
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += attrs
+        self.links += [value for name, value in attrs if name in ("href", "src") and value]
+        self.links += [value for name, value in attrs if name == "action" and value and self.with_forms]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Ten messages of a batch in t/0 and t/1, one of a put in t/0, and a group that has read three of queue 0."""
+    root = filled(tmp_path / "store", 10)
+    with MessageStore.open(root, SMALL.replace(stamp_uniq_key=True)) as store:
+        store.append_batch(columns(bodies(4), key="late"), BatchRequest(app_id="job", version=7))
+        put = Message("orders", b'{"price": 12, "to": ["a"]}', queue_id=0, keys=("o-1",), properties={"colour": "red"})
+        assert store.put_message(put).is_ok
+    publish_offsets(root, "billing", {("t", 0): 3}, own=True)
+    return root
+
+
+@pytest.fixture
+def client(root: Path, tmp_path: Path) -> Client:
+    with Stored("s", str(root)).opened() as store:
+        store_id = store.describe([]).store_id
+    folder = checkpoint(tmp_path / "query", [[offset(store_id, 1, 1)], [offset(store_id, 5, 2)]])
+    return Client(app([root], [folder]))
+
+
+def page(client: Client, address: str, status: int = 200) -> Page:
+    answer = client(address)
+    assert answer.status == status, answer.text
+    assert answer.headers["content-type"].startswith("text/html")
+    return Page(answer.text)
+
+
+def crawl(client: Client) -> dict[str, Answer]:
+    """Every address that can be reached from the overview by links."""
+    found: dict[str, Answer] = {}
+    waiting = ["/"]
+    while waiting:
+        address = waiting.pop()
+        if address in found:
+            continue
+        found[address] = client(address)
+        if found[address].headers["content-type"].startswith("text/html"):
+            waiting += [link for link in Page(found[address].text).links if link not in found]
+    return found
+
+
+# ---- the questions
+
+
+def test_is_it_well(client: Client, root: Path) -> None:
+    assert "Nothing is wrong." in page(client, "/").words
+    (root / "config" / "consumerOffset.json").write_text("{")
+    words = page(client, "/").words
+    assert "consumerOffset.json" in words and "messagestore verify" in words
+    assert client("/healthz").status == 503
+    findings = client("/healthz").json["findings"]
+    assert [each["rule"] for each in findings if each["severity"] == "fault"] == ["unreadable"]
+
+
+def test_health_is_200_for_a_store_that_is_well(root: Path) -> None:
+    answer = Client(app([root]))("/healthz")
+    assert (answer.status, answer.json) == (200, {"ok": True, "findings": []})
+
+
+def test_the_worst_store_comes_first(root: Path, tmp_path: Path) -> None:
+    ill = filled(tmp_path / "ill", 3)
+    (ill / "config" / "consumerOffset.json").write_text("{")
+    reports = Client(app([root, ill, tmp_path / "gone"]))("/api/v1/stores").json["stores"]
+    assert [report["name"] for report in reports] == ["gone", "ill", "store"]
+    assert (
+        "found no message store" in reports[0]["findings"][0]["sentence"].lower()
+        or "no" in reports[0]["findings"][0]["sentence"]
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["o-1", "orders/0 @0", "orders/0@0", "the message id", "the unique key"],
+    ids=lambda text: text.replace("/", "-"),
+)
+def test_where_is_my_message(client: Client, root: Path, text: str) -> None:
+    """One field takes what people have at hand. The hit leads to the message: two clicks from the overview."""
+    (message,) = objects(run("get", root, "orders", "--json"))
+    if text == "the message id":
+        text = message["msgId"]
+    elif text == "the unique key":
+        text = message["systemProperties"]["UNIQ_KEY"]
+    to = client("/search?" + urllib.parse.urlencode({"store": "store", "q": text}))
+    assert to.status == 303
+    found = page(client, to.headers["location"])
+    (link,) = {link for link in found.links if "/message?" in link}
+    words = page(client, link).words
+    assert "price" in words and "red" in words and "o-1" in words and message["msgId"] in words
+
+
+def test_a_time_leads_to_the_first_messages_behind_it(client: Client, root: Path) -> None:
+    found = client("/api/v1/s/store/search?q=2020-01-01T00:00:00Z").json
+    assert [(row["topic"], row["queueId"], row["offset"]) for row in found["places"]] == [
+        ("t", 0, 0),
+        ("t", 1, 0),
+        ("orders", 0, 0),
+    ]
+    assert "No message was stored at" in page(client, "/s/store/search?q=2099-01-01").words
+
+
+def test_a_search_that_finds_nothing_says_so(client: Client) -> None:
+    assert "No message has this key" in page(client, "/s/store/search?q=nowhere").words
+
+
+def test_a_search_without_an_index_stops_and_goes_on(
+    client: Client, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a log that no index covers, each click reads a part; the address has the place to go on from."""
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(12):
+            store.append_batch(
+                columns(bodies(50, 200), key=f"more{number}-"), BatchRequest(app_id="more", version=number)
+            )
+        last = Message("orders", b"x", queue_id=0, keys=("needle",))
+        assert store.put_message(last).is_ok
+    for file in (root / "index").iterdir():
+        file.unlink()
+    monkeypatch.setattr(looks, "SEARCH_SIZE", 20_000)
+    address, clicks = "/s/store/search?q=needle", 0
+    while True:
+        found, clicks = page(client, address), clicks + 1
+        if any("/message?" in link for link in found.links):
+            break
+        assert "so far" in found.words
+        (address,) = {link for link in found.links if "after=" in link}
+    assert clicks > 3
+    assert page(client, "/s/store/search?q=needle&after=5", 400).words.count("no record begins at 5") == 1
+
+
+def test_who_has_read_a_message(client: Client) -> None:
+    """The group has read up to 3 of t/0, and the query up to 5."""
+    readers = {
+        each["kind"]: each for each in client("/api/v1/s/store/message?topic=t&queue=0&offset=2").json["readers"]
+    }
+    assert (readers["group"]["read"], readers["query"]["read"]) == (True, True)
+    readers = {
+        each["kind"]: each for each in client("/api/v1/s/store/message?topic=t&queue=0&offset=3").json["readers"]
+    }
+    assert (readers["group"]["read"], readers["group"]["before"], readers["query"]["read"]) == (False, 0, True)
+    readers = {
+        each["kind"]: each for each in client("/api/v1/s/store/message?topic=t&queue=0&offset=6").json["readers"]
+    }
+    assert [(readers[kind]["read"], readers[kind]["before"]) for kind in ("group", "query")] == [(False, 3), (False, 1)]
+    assert "no; 3 messages before it" in page(client, "/s/store/message?topic=t&queue=0&offset=6").words
+
+
+def test_a_message_knows_its_neighbours_and_its_batch(client: Client) -> None:
+    found = client("/api/v1/s/store/message?topic=t&queue=0&offset=5").json
+    assert (found["previous"], found["next"]) == (4, 6)
+    assert (found["batch"]["app"], found["batch"]["version"]) == ("job", 7)
+    assert found["nextInLog"] == {"topic": "t", "queueId": 0, "queueOffset": 6}
+    last = client("/api/v1/s/store/message?topic=orders&queue=0&offset=0").json
+    assert (last["previous"], last["next"], last["nextInLog"], last["batch"]) == (None, None, None, None)
+
+
+def test_who_is_behind(client: Client) -> None:
+    found = client("/api/v1/s/store/readers").json
+    (query,) = found["queries"]
+    assert (query["lag"], query["batchId"]) == ((7 - 5) + (7 - 2), 1)
+    assert [(point["batch_id"], point["lag"]) for point in query["history"]] == [(1, 0), (None, 7)]
+    words = page(client, "/s/store/readers").words
+    assert "billing" in words and "7 messages" in words
+    assert "3" in page(client, "/s/store/group?group=billing").words
+    assert "has no offsets" in page(client, "/s/store/group?group=nobody", 400).words
+
+
+@pytest.mark.parametrize(
+    ("lags", "words"),
+    [
+        ([], "unknown: no batch of this query is done yet"),
+        ([5, 0], "caught up"),
+        ([5], "5 messages behind"),
+        ([100, 90, 80], "caught up in about 8 s"),
+        ([0, 1200], "falls behind by 1,200 a second"),
+        ([7, 7, 7], "stays 7 messages behind"),
+        ([1_000_000, 999_000], "caught up in about 17 min"),
+    ],
+)
+def test_a_reader_catches_up_or_falls_behind(lags: list[int], words: str) -> None:
+    assert outlook([LagPoint(number, number * 1000, lag) for number, lag in enumerate(lags)]) == words
+
+
+def test_what_did_spark_do(client: Client) -> None:
+    words = page(client, "/s/store/spark").words
+    assert "job" in words and "7" in words and "Replays recognised" in words
+
+
+def test_what_takes_the_room_and_what_went_wrong(client: Client, root: Path) -> None:
+    assert "No recovery had anything to mend." in page(client, "/s/store/log").words
+    end = client("/api/v1/s/store/log").json["commitLog"]["maxOffset"]
+    with (root / "commitlog" / "00000000000000000000").open("r+b") as file:
+        file.seek(end)
+        file.write(b"\0\0\0\x63torn")
+    (root / "abort").write_bytes(b"")
+    run("recover", root, code=4)
+    words = page(client, "/s/store/log").words
+    assert "bytes behind" in words and "spark/cut" in words
+
+
+# ---- empty pages say why
+
+
+def test_no_messages_and_everybody_knows_why(client: Client, root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        store.create_topic("quiet")
+    assert "No message was ever written" in page(client, "/s/store/topic?topic=quiet").words
+    assert "No message was ever written" in page(client, "/s/store/messages?topic=quiet").words
+    assert "The queue ends at 7." in page(client, "/s/store/messages?topic=t&offset=99").words
+    assert "nowhere" in page(client, "/s/store/topic?topic=nowhere", 404).words
+    assert "t/0 @99: the queue ends at 7" in page(client, "/s/store/message?topic=t&queue=0&offset=99", 404).words
+    assert "no queue 99" in page(client, "/s/store/message?topic=t&queue=99&offset=0", 400).words
+    assert "must say which one" in page(client, "/s/store/topic", 400).words
+    assert "There is no such page." in page(client, "/s/store/nothing", 404).words
+    assert "There is no such page." in page(client, "/s/other/status", 404).words
+    for wrong in ("-1", "1e3", "9" * 19, "x", "\u0661"):
+        address = "/s/store/messages?" + urllib.parse.urlencode({"topic": "t", "offset": wrong})
+        assert "allowed is a number" in page(client, address, 400).words
+
+
+def test_a_list_is_read_page_by_page(client: Client) -> None:
+    first = client("/api/v1/s/store/messages?topic=t&queue=0&offset=0&count=3").json
+    assert [each["queueOffset"] for each in first["messages"]] == [0, 1, 2]
+    assert (first["previous"], first["next"]) == (None, 3)
+    newest = client("/api/v1/s/store/messages?topic=t&queue=0&count=3").json
+    assert [each["queueOffset"] for each in newest["messages"]] == [4, 5, 6]
+    assert (newest["previous"], newest["next"]) == (1, None)
+
+
+def test_a_list_reads_no_more_bytes_than_it_may(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "LIST_SIZE", 400)
+    found = client("/api/v1/s/store/messages?topic=t&queue=0&offset=0").json
+    assert 1 <= len(found["messages"]) < 7 and found["next"] == len(found["messages"])
+
+
+def test_topics_are_sorted_and_filtered_on_the_server(client: Client) -> None:
+    found = client("/api/v1/s/store/topics?sort=messages").json
+    assert [row["topic"] for row in found["rows"]] == ["t", "orders"]
+    assert [row["topic"] for row in client("/api/v1/s/store/topics?contains=ORD").json["rows"]] == ["orders"]
+    assert "No topic has such a name." in page(client, "/s/store/topics?contains=xyz").words
+    assert client("/api/v1/s/store/topics?sort=price").status == 400
+
+
+def test_status_is_what_the_command_line_prints(client: Client, root: Path) -> None:
+    (printed,) = objects(run("status", root, "--json"))
+    shown = Client(app([root]))("/api/v1/s/store/status").json
+    assert shown == printed
+
+
+def test_metrics_of_several_stores_are_one_answer(root: Path, tmp_path: Path) -> None:
+    other = filled(tmp_path / "other", 3)
+    text = Client(app([root, other]))("/metrics").text
+    assert re.findall(r"^spark_store_up\{store=\"(.*)\"\} 1", text, re.MULTILINE) == [str(root), str(other)]
+    types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert len(types) == len(set(types))
+
+
+def test_a_store_that_goes_and_comes_back(client: Client, root: Path) -> None:
+    root.rename(root.with_name("away"))
+    assert str(root) in page(client, "/").words
+    assert page(client, "/s/store/topics", 503).words
+    root.with_name("away").rename(root)
+    assert "Nothing is wrong." in page(client, "/").words
+
+
+# ---- bodies are text
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Client:
+    """Markup, template syntax, control characters and broken UTF-8 wherever a sender can put them."""
+    root = tmp_path / "hostile"
+    text = HOSTILE.replace("\0", "")
+    with MessageStore.open(root, SMALL) as store:
+        for body in (
+            HOSTILE.encode(),
+            b"\xff\xfe<script>",
+            b"[" * 3000,
+            b'{"a": "</pre><script>alert(3)</script>"}',
+            b"\xed\xa0\x80",
+            b"",
+            b"\r\n\t" * 50,
+        ):
+            message = Message("t", body, queue_id=0, keys=(text.replace(" ", "_"),), tags=text, properties={text: text})
+            assert store.put_message(message).is_ok
+        store.append_batch(columns(bodies(2)), BatchRequest(app_id="<script>alert(4)</script>", version=0))
+    publish_offsets(root, "<b>group", {("t", 0): 1}, own=True)
+    return Client(app([root]))
+
+
+def test_nothing_in_a_message_becomes_markup(hostile: Client) -> None:
+    found = crawl(hostile)
+    assert len(found) > 20
+    for address, answer in found.items():
+        assert answer.status == 200, (address, answer.body[:500])
+        if not answer.headers["content-type"].startswith("text/html"):
+            continue
+        parsed = Page(answer.text, with_forms=True)
+        assert not {"script", "img", "b", "iframe", "style", "object"} & set(parsed.elements), address
+        assert not [name for name, _ in parsed.attributes if name.startswith("on") or name == "style"], address
+        assert not [link for link in parsed.links if not link.startswith("/")], address
+        assert "\u202e" not in answer.text and "\0" not in answer.text
+    first = Page(found["/s/hostile/message?topic=t&queue=0&offset=0"].text)
+    assert "<script>alert(1)</script>{{ 7*7 }}\\u202e\\x00" in first.words
+
+
+def test_a_search_for_markup_is_text(hostile: Client) -> None:
+    parsed = page(hostile, "/s/hostile/search?" + urllib.parse.urlencode({"q": "<script>alert(1)</script>"}))
+    assert "script" not in parsed.elements and "<script>alert(1)</script>" in parsed.words
+    parsed = page(hostile, "/s/hostile/topic?" + urllib.parse.urlencode({"topic": "<script>x</script>"}), 404)
+    assert "script" not in parsed.elements
+
+
+def test_a_body_is_a_file_that_no_browser_opens(client: Client) -> None:
+    answer = client("/s/store/body?topic=orders&queue=0&offset=0")
+    assert answer.body == b'{"price": 12, "to": ["a"]}'
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_long_body_is_cut_on_the_page_only(tmp_path: Path) -> None:
+    root = tmp_path / "long"
+    with MessageStore.open(root, SMALL.replace(mapped_file_size_commit_log=4 << 20, max_message_size=2 << 20)) as store:
+        assert store.put_message(Message("t", b"y" * 1_000_000, queue_id=0)).is_ok
+    client = Client(app([root]))
+    answer = client("/s/long/message?topic=t&queue=0&offset=0")
+    assert answer.text.count("y") < 300_000 and "of which the first 262,144 characters are shown" in answer.text
+    assert len(client("/s/long/body?topic=t&queue=0&offset=0").body) == 1_000_000
+
+
+def test_hidden_bodies_leave_the_server_nowhere(root: Path) -> None:
+    client = Client(app([root], hide_bodies=True))
+    found = crawl(client)
+    for address in [*found, *(each.replace("/s/", "/api/v1/s/", 1) for each in found if each.startswith("/s/"))]:
+        assert b"price" not in client(address).body, address
+    assert client("/s/store/body?topic=orders&queue=0&offset=0").status == 400
+    assert client("/api/v1/s/store/message?topic=orders&queue=0&offset=0&plain=1").json["message"]["body"] is None
+
+
+# ---- it only reads
+
+
+def tree(root: Path) -> dict[str, tuple[bytes | None, int, int]]:
+    return {
+        str(path): (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns, path.stat().st_mode)
+        for path in [root, *root.rglob("*")]
+    }
+
+
+def test_a_crawl_of_every_link_changes_nothing(client: Client, root: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    found = crawl(client)
+    for address, answer in found.items():
+        assert answer.status == 200, (address, answer.body[:500])
+        assert not re.search(r"method=.?post", answer.body.decode("latin-1"), re.IGNORECASE)
+    seen = {address.partition("?")[0].rpartition("/")[2] for address in found}
+    assert set(LOOKS) - {"search"} <= seen
+    for look in LOOKS:
+        client(f"/api/v1/s/store/{look}?topic=t&queue=0&offset=0&q=k1&group=billing")
+    assert client("/metrics").status == client("/healthz").status == 200 or client("/healthz").status == 503
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_there_is_no_verb_that_writes(client: Client, method: str) -> None:
+    answer = client("/s/store/topics", method=method)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert "access-control-allow-origin" not in answer.headers
+
+
+# ---- who may ask
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8097", "", "127.0.0.1.evil.example", "localhost.evil.example", "[::1", "a b"]
+)
+def test_another_host_name_is_refused(client: Client, host: str) -> None:
+    """Otherwise a page elsewhere could read the store by DNS rebinding."""
+    client.host = host
+    for address in ("/", "/api/v1/stores", "/metrics", "/static/style.css"):
+        assert client(address).status == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8097", "127.0.0.1", "[::1]:8097", "192.0.2.7:8097"])
+def test_own_names_and_addresses_are_served(client: Client, host: str) -> None:
+    client.host = host
+    assert client("/").status == 200
+
+
+def test_a_name_that_was_given_is_served(root: Path) -> None:
+    assert Client(app([root], hosts=["stores.example"]), "stores.example").__call__("/").status == 200
+
+
+def test_a_token_is_asked_for_and_exchanged_for_a_cookie(root: Path) -> None:
+    client = Client(app([root], token=TOKEN))
+    assert client("/").headers["location"] == "/login"
+    for address in ("/api/v1/stores", "/metrics", "/healthz"):
+        answer = client(address)
+        assert (answer.status, answer.headers["www-authenticate"][:6]) == (401, "Bearer")
+        for wrong in ("Bearer wrong", "Basic " + TOKEN, "Bearer", "Bearer \xe9", TOKEN):
+            assert client(address, {"authorization": wrong}).status == 401
+        assert client(address, {"authorization": f"Bearer {TOKEN}"}).status == 200
+    for address in ("/s/store/topics", "/s/store/body?topic=t&queue=0&offset=0", "/search?q=k1"):
+        assert client(address).status == 303
+
+    assert "wrong" in client("/login", method="POST", body=b"token=another").headers["location"]
+    assert not client.cookie
+    forged = client("/login", {"origin": "http://evil.example"}, method="POST", body=f"token={TOKEN}".encode())
+    assert forged.status == 403 and not client.cookie
+    answer = client("/login", method="POST", body=f"token={TOKEN}".encode())
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    assert "HttpOnly" in answer.headers["set-cookie"] and "SameSite=strict" in answer.headers["set-cookie"]
+    assert TOKEN not in answer.headers["set-cookie"]
+    assert client("/").status == 200
+    client.cookie += "0"
+    assert client("/").status == 303
+
+
+def test_a_short_token_and_no_store_are_refused(root: Path) -> None:
+    with pytest.raises(ConfigError, match="allowed are 16 or more"):
+        app([root], token="short")
+    with pytest.raises(ConfigError, match="at least one"):
+        app([])
+
+
+def test_every_answer_forbids_scripts_and_frames(client: Client) -> None:
+    client_with_token = Client(app(["x"], token=TOKEN))
+    for answer in (
+        client("/"),
+        client("/nothing"),
+        client("/s/store/x"),
+        client_with_token("/"),
+        client("/", method="PUT"),
+    ):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src" not in policy
+        assert answer.headers["x-frame-options"] == "DENY" and answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/static/../guard.py",
+        "/static/%2e%2e/guard.py",
+        "/static//etc/passwd",
+        "/s/../../etc/passwd",
+        "/s/store/../../x",
+    ],
+)
+def test_paths_lead_nowhere_else(client: Client, address: str) -> None:
+    assert client(address).status == 404
+
+
+def test_addresses_and_forms_have_a_limit(root: Path) -> None:
+    client = Client(app([root], token=TOKEN))
+    assert client("/login?" + "x" * 9000).status == 414
+    assert client("/login", method="POST", body=b"token=" + b"x" * 5000).status == 413
+
+
+def test_so_many_requests_at_once_and_no_more() -> None:
+    """The next one is asked to come again, and is answered when there is room."""
+    release, running = asyncio.Event(), 0
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal running
+        running += 1
+        await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def story() -> None:
+        client = Client(Guard(inner))
+        busy = [asyncio.create_task(client.ask("/")) for _ in range(MOST_AT_ONCE)]
+        while running < MOST_AT_ONCE:
+            await asyncio.sleep(0)
+        assert (await client.ask("/")).status == 503
+        release.set()
+        assert {answer.status for answer in await asyncio.gather(*busy)} == {200}
+        assert (await client.ask("/")).status == 200
+
+    asyncio.run(story())
