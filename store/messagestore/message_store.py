@@ -1383,8 +1383,7 @@ class MessageStore(ReadOnlyStore):
     def __del__(self) -> None:
         """Let other writers in if the session was never closed, and warn, as Python does for a file."""
         session = None if getattr(self, "_closed", True) else self._session
-        writer = None if session is None else session.writer
-        if writer is None or writer is not self._attached.writer or writer.pid != os.getpid():
+        if session is None or session.writer is not self._attached.writer or session.writer.pid != os.getpid():
             return  # it is closed, for a broker or at the end of the process, or it is the parent's
         warnings.warn(
             f"{self._attached.paths.root}: a MessageStore was dropped and not closed, so no other process could write. "

@@ -323,10 +323,10 @@ class AttachedStore:
         try:
             # One step of the interpreter: no exception of a signal handler comes between the lock and the note of it
             taken.extend(map(self.mutex.acquire, (False,)))
-            if not taken[0]:
+            if not any(taken):
                 begin_s = time.monotonic()
-                taken[:] = map(self.mutex.acquire, (True,), (min(limit_s, threading.TIMEOUT_MAX),))
-                if not taken[0]:
+                taken.extend(map(self.mutex.acquire, (True,), (min(limit_s, threading.TIMEOUT_MAX),)))
+                if not any(taken):
                     holder = f"another thread of this process, pid {os.getpid()} ({self._turn_of})"
                     raise StoreLockedError(
                         f"{self.paths.root}: still locked by {holder} after {limit_s:g} s. Let that thread finish, or "
@@ -345,7 +345,7 @@ class AttachedStore:
             finally:
                 self._turn_of = before
         finally:
-            if taken and taken[0]:
+            if any(taken):
                 self.mutex.release()
 
     def open_session(

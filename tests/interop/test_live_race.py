@@ -26,7 +26,7 @@ def test_all_figures_are_taken(tmp_path: Path) -> None:
     need(NEWEST, java_build.tools_classpath)
     command = [sys.executable, "-m", "benchmarks", "live", "--quick", "--rounds", "1", "--rows", "10000"]
     done = subprocess.run(
-        [*command, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+        [*command, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=2400, check=False
     )
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}

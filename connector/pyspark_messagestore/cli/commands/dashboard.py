@@ -13,7 +13,7 @@ import typer
 
 from messagestore import ConfigError
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import existing, path_of
+from pyspark_messagestore.cli.app import Json, existing, path_of
 from pyspark_messagestore.requirements import install_extra
 
 PLACE = 172
@@ -72,6 +72,7 @@ def dashboard(
     ] = "",
     hide_bodies: Annotated[bool, typer.Option("--hide-bodies", help="Show no body of any message.")] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the pages in this machine's browser.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show pages that answer questions about stores: what is wrong, where a message is and who has read it, who is
     behind, what Spark did, and what takes the room. It reads only, takes no lock, and works beside any writer,
@@ -118,7 +119,10 @@ def dashboard(
         timeout_graceful_shutdown=5,
         lifespan="off",
     )
-    out.line(address)
+    if as_json:
+        out.json_line({"url": address})
+    else:
+        out.line(address)
     if open_browser:
         webbrowser.open(address)
     _run(uvicorn.Server(config), listening)
