@@ -1,4 +1,4 @@
-"""Raises `KeyboardInterrupt`, `SystemExit` or `MemoryError` between any two lines of the store, with `sys.settrace`.
+"""Raises an error of a signal handler, or `MemoryError`, between any two lines of the store, with `sys.settrace`.
 
 Some stories are run repeatedly, each time with one error in another line. Then the step is tried again, as a person or
 Spark would. At the end, the process is killed and everything is judged: what was acknowledged is stored, nothing is
@@ -9,6 +9,7 @@ stored twice, and no batch is stored in part.
     group           puts beside three threads that put too, and wait for the same syncs
     promised        puts in flight beside those of three threads
     turns           commits in turn with another process, which has committed the same batch before
+    opened again    a session, which this process opens again after an error, and then another process writes
     puts, batches   parts of a session, for tests that must be short
 """
 
@@ -41,7 +42,8 @@ from messagestore.files.disk import Disk
 from messagestore.writer.flush import FlushService
 
 PACKAGE = os.path.dirname(os.path.realpath(messagestore.__file__))
-ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, MemoryError)
+ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, TimeoutError, SystemExit, MemoryError)
+"""`TimeoutError` is what a handler of SIGALRM raises: an `OSError`, which a failing disk raises, too."""
 Line = tuple[str, int]
 """Module and line."""
 _TRIES = 3
@@ -213,15 +215,7 @@ def group(
 def turns(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
     """Let P commit, Q commit P's next batch and one of its own, and P bring the same batch and continue."""
     p, q = Process(root, SMALL, disk), Process(root, SMALL, disk)
-
-    def committed(process: Process, app: str, version: int, rows: int) -> None:
-        promise.rows[(app, version)] = rows
-        promise.maybe_batches.add((app, version))
-        with process.store.writing(f"{app} {version}") as writer:
-            commit(writer, app, version, rows)
-        promise.accepted.add((app, version))
-        promise.batches.add((app, version))
-
+    committed = partial(_committed, promise)
     try:
         committed(p, "app-1", 1, 5)
         committed(q, "app-1", 2, 7)
@@ -243,7 +237,36 @@ def turns(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) ->
         q.die()
 
 
-LONG = ("session", "async session", "group", "promised", "turns")
+def _committed(promise: Promise, process: Process, app: str, version: int, rows: int) -> None:
+    promise.rows[(app, version)] = rows
+    promise.maybe_batches.add((app, version))
+    with process.store.writing(f"{app} {version}") as writer:
+        commit(writer, app, version, rows)
+    promise.accepted.add((app, version))
+    promise.batches.add((app, version))
+
+
+def opened_again(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
+    """Interrupt a session anywhere: this process opens the store again, and leaves it to another one when it closes it."""
+
+    def put(number: int) -> None:
+        with MessageStore.open(root, SMALL, disk=disk) as store:
+            do_step(store, ("put", number, "single", 0), promise, SMALL)
+
+    with interrupter.armed(), contextlib.suppress(*ERRORS, StoreError, OSError):
+        put(10)
+    try:
+        put(10 + _OTHER_PUTS)
+        q = Process(root, SMALL.replace(lock_timeout="5s"), disk)
+        try:
+            _committed(promise, q, "other", 0, 4)
+        finally:
+            q.die()
+    except (*ERRORS, StoreError, OSError) as error:
+        raise AssertionError(f"the store is of no use any more: {error!r}") from error
+
+
+LONG = ("session", "async session", "group", "promised", "turns", "opened again")
 STORIES: dict[str, Callable[[Path, Disk, Promise, Interrupter], None]] = {
     "puts": partial(session, steps=_PUTS),
     "batches": partial(session, steps=_BATCHES),
@@ -252,6 +275,7 @@ STORIES: dict[str, Callable[[Path, Disk, Promise, Interrupter], None]] = {
     "group": group,
     "promised": partial(group, step="futures", in_flight=True),
     "turns": turns,
+    "opened again": opened_again,
 }
 
 

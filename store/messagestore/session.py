@@ -434,8 +434,10 @@ class AttachedStore:
             if refused and not isinstance(error, StorePermissionError):  # that error says what to do
                 error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
             if not self._in_session:
+                # Unless another process holds the store, the writer may have taken in a part of what it had to
+                is_unfinished = self.writer is None or self.presence is Presence.HOLDING
                 self._release_lock()
-                if self.writer is None:
+                if is_unfinished:
                     self._drop()
             raise
         return self.writer

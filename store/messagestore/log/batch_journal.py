@@ -100,8 +100,9 @@ class _Numbers(dict[Any, int]):
         """Return the number of a value; a new value gets a new number."""
         number = self.get(value)
         if number is None:
-            number = self[value] = len(self.by_number)
-            self.by_number.append(value)
+            number = len(self.by_number)
+            self.by_number.append(value)  # first: an interrupt in between leaves a number unused, and none used twice
+            self[value] = number
         return number
 
 
