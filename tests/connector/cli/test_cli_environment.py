@@ -120,10 +120,11 @@ def test_a_command_that_listens_goes_on_listening(root: Path, monkeypatch: pytes
 
 
 def test_every_command_about_a_store_takes_the_variable() -> None:
-    """`restore` makes a store, `checkpoint` and `backup list` are about other folders."""
+    """`restore` makes a store, `checkpoint` and `backup list` are about other folders, `dashboard` shows several."""
     without = {
         name
         for name, command in commands().items()
         if not hasattr(command, "commands") and not any(param.envvar == "MESSAGESTORE_ROOT" for param in command.params)
     }
-    assert without == {"demo", "restore", "backup list", "backup prune", "checkpoint show", "checkpoint rewind"}
+    others = {"backup list", "backup prune", "checkpoint show", "checkpoint rewind"}
+    assert without == {"demo", "restore", "dashboard", *others}
