@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from crash import sessions, strangers
+from crash import interrupts, sessions, strangers
+from crash.judge import Verdict
 from crash.mutants_numbers import named
-from crash.planting import Mutant, patched, without
+from crash.planting import Ground, Mutant, Search, patched, without
 from messagestore import StoreConfig
+from messagestore import session as attached_store
 from messagestore.batches import append as transaction
 from messagestore.files import disk as mapped_file
 from messagestore.files import store_root
 from messagestore.files.disk import Disk, File
 from messagestore.session import AttachedStore
+from messagestore.writer import standing
 
 
 def the_last_one_counts(_: Any) -> Any:
@@ -53,7 +58,42 @@ def takes_the_answer(_: Any) -> Any:
     return rename
 
 
+def interrupted(story: str, *modules: str) -> Search:
+    """A story of the interrupts, with what a signal handler raises before each line of some modules."""
+
+    def search(ground: Ground) -> Iterator[Verdict]:
+        base = ground.bases["filled"]
+        for line, hit, _ in interrupts.cases(interrupts.lines(story, base, ground.root)):
+            if line[0] in modules:
+                interrupter = interrupts.Interrupter(line, hit, TimeoutError)
+                yield interrupts.check(story, base, ground.root, interrupter, power_cut=False)
+
+    return search
+
+
+def knows_interrupts_by_class(_: Any) -> Any:
+    """Whatever is an `Exception` is a failure that says what it has done."""
+    return lambda error: isinstance(error, Exception) and not isinstance(error, MemoryError)
+
+
+def lets_go_once(_: Any) -> Any:
+    """Letting go that was interrupted is left as it is."""
+
+    def drop(store: AttachedStore, why: Any = None) -> None:
+        store._drop_once(why or store._closed)
+
+    return drop
+
+
+def keeps_sessions(_: Any) -> Any:
+    """A session that nobody can close any more stays open."""
+    return SimpleNamespace(ref=lambda session: lambda: session)
+
+
 MUTANTS = (
+    Mutant("an exception of a signal handler counts as a failed put", patched(standing, "_is_failure", knows_interrupts_by_class), "interrupts", interrupted("puts", "log_writer")),
+    Mutant("letting go of a store is not finished after an interrupt", patched(AttachedStore, "_drop", lets_go_once), "interrupts", interrupted("opened again", "session", "store_files")),
+    Mutant("a session that an interrupt has lost stays open", patched(attached_store, "weakref", keeps_sessions), "interrupts", interrupted("opened again", "session", "message_store")),
     Mutant("a rename that answered with an error counts as failed", patched(mapped_file, "_rename", takes_the_answer), "fuzz: renames that answer with an error", named(sessions.renames_that_answer_with_an_error)),
     Mutant("a batch is written whether or not its queues can be made", without(transaction, "_check_names"), "fuzz: few inodes", named(sessions.few_names)),
     Mutant("whoever may read a store may lock it", patched(store_root, "of_writers", lambda _: lambda mode: mode), "fuzz: locks of readers", named(sessions.locks_of_readers)),

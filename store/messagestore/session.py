@@ -67,7 +67,7 @@ from messagestore.writer.flush import FlushService
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.service_thread import held_lock
 from messagestore.writer.standing import broker_comes
-from messagestore.writer.states import PRESENCES, Health, Presence, PresenceEvent, Turn, moved
+from messagestore.writer.states import PRESENCES, Health, Presence, PresenceEvent, moved
 from messagestore.writer.statistics import Statistics
 
 _stores: dict[str, AttachedStore] = {}
@@ -191,8 +191,7 @@ class AttachedStore:
     def writer(self) -> LogWriter | None:
         """The store's writer in this process; None: it has none now."""
         services = self.services
-        # A retired one is left when an exception of a signal handler has interrupted `_let_go`
-        return None if services is None or services.writer.turn is Turn.RETIRED else services.writer
+        return None if services is None else services.writer
 
     @property
     def flush(self) -> FlushService | None:
@@ -435,10 +434,10 @@ class AttachedStore:
                 error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
             if not self._in_session:
                 # Unless another process holds the store, the writer may have taken in a part of what it had to
-                is_unfinished = self.writer is None or self.presence is Presence.HOLDING
-                self._release_lock()
-                if is_unfinished:
+                if self.writer is None or self.presence is Presence.HOLDING:
                     self._drop()
+                else:
+                    self._release_lock()
             raise
         return self.writer
 
@@ -707,7 +706,7 @@ class AttachedStore:
 
     def _tidy(self) -> None:
         services, attachment = self.services, self._attachment
-        if services is None or self.writer is None or attachment is None or not attachment.intact():
+        if services is None or attachment is None or not attachment.intact():
             return
         services.stop()
         self._make_durable(services, attachment)
