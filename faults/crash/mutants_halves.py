@@ -114,10 +114,11 @@ def asks_first(real: Any) -> Any:
     """Half messages are handed to the check before they are put back."""
 
     def check(own: HalfChecks, ask: Any) -> Any:
-        for half in own._halves.open_halves():
-            message = ReadOnlyStore(own._halves.session.create_view()).look_message_by_id(half.message_id)
-            if message is not None and half.born_timestamp_ms == halves.LONG_AGO_MS:
-                ask(message)
+        with own._halves() as current:
+            for half in current.open_halves():
+                message = ReadOnlyStore(current.session.create_view()).look_message_by_id(half.message_id)
+                if message is not None and half.born_timestamp_ms == halves.LONG_AGO_MS:
+                    ask(message)
         return real(own, lambda message: halves.plan(message.body))
 
     return check

@@ -144,8 +144,10 @@ def damage(name: str, *parts: str, ways: str = "vrw") -> Search:
 
 
 def many(kind: Callable[..., Verdict], **options: Any) -> Search:
+    """Cases in which threads and processes meet by chance: on a busy machine, most of them may pass each other by."""
+
     def search(ground: Ground) -> Iterator[Verdict]:
-        for number in range(3):
+        for number in range(20):
             with mock.patch("traceback.print_exc"), tempfile.TemporaryDirectory(dir=ground.folder) as folder:
                 yield kind(Path(folder, f"many-{number}"), ground.chance, Counts(), **options)
 
