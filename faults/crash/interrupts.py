@@ -42,8 +42,10 @@ from messagestore.files.disk import Disk
 from messagestore.writer.flush import FlushService
 
 PACKAGE = os.path.dirname(os.path.realpath(messagestore.__file__))
-ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, TimeoutError, SystemExit, MemoryError)
-"""`TimeoutError` is what a handler of SIGALRM raises: an `OSError`, which a failing disk raises, too."""
+ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, MemoryError)
+"""Besides, the searches of planted bugs raise `TimeoutError`, as a handler of SIGALRM does: an `OSError`, which whoever
+expects a failing disk may catch.
+"""
 Line = tuple[str, int]
 """Module and line."""
 _TRIES = 3
