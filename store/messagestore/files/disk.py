@@ -779,12 +779,20 @@ def read_exactly(disk: Disk, file: File, size: int, position: int) -> bytes:
     return data
 
 
-def new_file(disk: Disk, path: str, size: int, *, via: str) -> contextlib.AbstractContextManager[File]:
+@contextlib.contextmanager
+def new_file(disk: Disk, path: str, size: int, *, via: str) -> Iterator[File]:
     """Create a file of `size` zero bytes under the name `via`, which is renamed to `path` when the block ends.
 
-    If the block fails, nothing is left. Nothing is synced.
+    If the block fails, nothing is left, and nothing either if a signal handler raises before it begins. Nothing is
+    synced.
     """
-    return named_file(disk, disk.open_new(via, size), path)
+    try:
+        with named_file(disk, disk.open_new(via, size), path) as file:
+            yield file
+    except BaseException:
+        if disk.exists(via):
+            disk.unlink(via)
+        raise
 
 
 @contextlib.contextmanager
