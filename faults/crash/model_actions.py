@@ -23,6 +23,7 @@ from crash.model_world import (
     PRODUCERS,
     QUEUES,
     RETRY_MAX,
+    STORED,
     TOPICS,
     Copy,
     Died,
@@ -48,7 +49,10 @@ from messagestore import (
     SYNC_FLUSH,
     BatchConflictError,
     BatchRequest,
+    BatchResult,
     ConfigError,
+    ConsumedMessage,
+    Consumer,
     LocalTransactionState,
     LostBatchesError,
     MessageBatch,
@@ -57,6 +61,8 @@ from messagestore import (
     MessageStore,
     PutMessageResult,
     StoreLockedError,
+    UnknownTopicError,
+    alter_stored_config,
 )
 from messagestore.files.consumer_offsets import publish_offsets
 
@@ -410,16 +416,74 @@ def publish(world: World, at: int, chance: random.Random) -> None:
         return
     number = chance.choice([slots[-1].found.number + 1, chance.choice(slots).found.number])
     world.note(f"{group} has read {queue} up to {number}")
-    before = copy.deepcopy(world.model.read)
-    with world.trying("publish"):
-        try:
-            publish_offsets(world.path, group, {queue: number}, world.disk)
-        except BaseException:
-            offsets = world.model.read.setdefault(group, {})  # either may be on the disk: the smaller one counts
-            offsets[queue] = min(offsets.get(queue, 0), number)
-            raise
-    world.model.read = before
-    world.model.read.setdefault(group, {})[queue] = number
+    with world.trying("publish"), world.moving(group, {queue: number}):
+        publish_offsets(world.path, group, {queue: number}, world.disk)
+
+
+def consume(world: World, at: int, chance: random.Random) -> None:
+    """Let a consumer read, and commit nothing, everything or a part."""
+    group, most = chance.choice(GROUPS), chance.choice([1, 3, 500])
+    world.compare(world.session(chance), lives=True)
+    with world.consumer(group) as consumer:
+        messages = _poll(world, consumer, most)
+        if chance.random() < 0.3:
+            return
+        if messages and chance.random() < 0.4:
+            message = chance.choice(messages)
+            offsets = {message.queue: message.queue_offset + 1}
+            with world.moving(group, offsets):
+                consumer.commit(message)
+        else:
+            offsets = {queue: consumer.position(queue) for queue in consumer.assignment()}
+            with world.moving(group, offsets):
+                consumer.commit()
+    world.note(f"{group} commits {offsets}")
+
+
+def _poll(world: World, consumer: Consumer, most: int) -> list[ConsumedMessage]:
+    """What a consumer hands out, after a comparison with what is in its queues."""
+    begins = {queue: consumer.position(queue) for queue in consumer.assignment()}
+    waiting: dict[Queue, list[tuple[int, bytes]]] = {}
+    for queue, begin in begins.items():
+        world.check_position(consumer.group, queue, begin)
+        found = [slot.found for slot in world.model.queues.get(queue, ())]
+        waiting[queue] = [(each.number, each.body) for each in found if each.number >= begin]
+
+    messages = consumer.poll(max_records=most)
+    for queue, got in messages.items():
+        if [(message.queue_offset, message.body) for message in got] != waiting[queue][: len(got)]:
+            world.wrong(f"{queue}: from {begins[queue]} on, a consumer got {got}; there is {waiting[queue]}")
+    count = sum(map(len, messages.values()))
+    if count != min(most, sum(map(len, waiting.values()))):
+        world.wrong(f"a consumer got {count} messages of {most} that it asked for; there are {waiting}")
+    return [message for got in messages.values() for message in got]
+
+
+def pipe(world: World, at: int, chance: random.Random) -> None:
+    """Append what a consumer read as a batch that moves its group."""
+    group, app, most = chance.choice(GROUPS), chance.choice(APPS), chance.choice([1, 3, 500])
+    store = world.session(chance)
+    world.compare(store, lives=True)
+    version = world.next_version(app)
+    if version is None:
+        return
+    with world.consumer(group) as consumer:
+        messages = _poll(world, consumer, most)
+        if not messages:
+            return
+        rows = [(_queue(chance), body_of(at, number), 0) for number in range(len(messages))]
+        world.rows[app, version] = rows
+        progress = consumer.positions()
+        moves = tuple((group, queue, offset) for queue, offset in progress.offsets[group].items())
+        effects = tuple(world.effect(*row) for row in rows)
+        operation = Operation(f"pipe {app} {version} ({at}): {moves}", effects, batch=(app, version), moves=moves)
+        request = BatchRequest(app_id=app, version=version, version_source="spark")
+
+        def call() -> BatchResult:
+            return store.append_batch(_parts(rows, chance), request, progress=progress)
+
+        world.append(operation, call, flush=SYNC_FLUSH)
+    world.compare(store, lives=True)
 
 
 def expire(world: World, at: int, chance: random.Random) -> None:
@@ -532,6 +596,25 @@ def alter_topic(world: World, at: int, chance: random.Random) -> None:
     world.sealed.discard(topic)
 
 
+def configure(world: World, at: int, chance: random.Random) -> None:
+    """Change a setting that lives with the store, as `messagestore config set` does."""
+    world.session(chance)
+    holder = world.holder
+    assert holder is not None
+    key = chance.choice(list(STORED))
+    values = {
+        "flushDiskType": [SYNC_FLUSH, ASYNC_FLUSH],
+        "maxMessageSize": ["1024", "1500"],
+        "fileReservedTime": ["1", "-1"],
+    }
+    value = chance.choice([*values[key], None])
+    world.storing = {name: each for name, each in {**world.stored, key: value}.items() if each is not None}
+    world.note(f"config set {key}={value}")
+    with world.trying("config set"), world.acting(holder):
+        alter_stored_config(world.root, {key: value}, disk=world.disk)
+    world.stored, world.storing = world.storing, None
+
+
 def too_large(world: World, at: int, chance: random.Random) -> None:
     """Put a message that is larger than this session allows."""
     store, config = world.session(chance), world.config
@@ -630,6 +713,26 @@ def delete_topic(world: World, at: int, chance: random.Random) -> None:
             store.create_topic(topic, QUEUES)  # what is delivered or committed would make it with a single queue
 
 
+def delete(world: World, at: int, chance: random.Random) -> None:
+    """Delete a topic in a session, and create it again."""
+    store, topic = world.session(chance), chance.choice(TOPICS)
+    world.compare(store, lives=True)
+    world.note(f"delete {topic}")
+    world.deleting = topic
+    with world.trying("delete topic"):
+        try:
+            store.delete_topic(topic)
+        except UnknownTopicError:
+            world.deleting = ""
+            return
+    world.deleting = ""
+    world.model.delete(topic, forgotten=True)
+    world.missing.add(topic)
+    with world.trying("create topic"):
+        store.create_topic(topic, QUEUES)
+    world.missing.discard(topic)
+
+
 def back_up(world: World, at: int, chance: random.Random) -> None:
     """Copy the closed store."""
     world.session(chance)  # compares
@@ -643,6 +746,8 @@ def back_up(world: World, at: int, chance: random.Random) -> None:
                 copy.deepcopy(world.model),
                 dict(world.rows),
                 dict(world.half_ids),
+                dict(world.stored),
+                set(world.unsure),
             )
         )
 
@@ -677,6 +782,9 @@ ACTIONS: dict[Act, int] = {
     check: 2,
     send_back: 3,
     publish: 3,
+    consume: 3,
+    pipe: 3,
+    configure: 1,
     expire: 4,
     reopen: 5,
     second_session: 1,
@@ -691,6 +799,7 @@ ACTIONS: dict[Act, int] = {
     full: 1,
     rebuild: 1,
     delete_topic: 1,
+    delete: 1,
     back_up: 1,
     restore: 1,
 }
@@ -700,5 +809,7 @@ MEETINGS: tuple[tuple[Act, ...], ...] = (
     (put, puts, prepare, expire, reopen),
     (put, prepare, finish, check, deliver, passes, send_back, expire, reopen),
     (put, batch, delete_topic, publish, deliver, passes, dies, reopen, replay, turn),
+    (put, puts, consume, pipe, publish, expire, delete, dies, dies_soon, reopen, turn),
+    (put, batch, delete, consume, prepare, finish, send_back, deliver, passes, power_fails_soon, reopen),
 )
 """Actions that rarely meet among all others. Some histories consist of one of these groups."""

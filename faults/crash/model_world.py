@@ -16,7 +16,7 @@ import errno
 import json
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ from messagestore import (
     BatchConflictError,
     BatchRequest,
     ConfigError,
+    Consumer,
     HalfMessageEndedError,
     LostBatchesError,
     Message,
@@ -92,6 +93,12 @@ SIZES = (
 LEVELS = ("1s 5s", "1s 5s 10s", "20s", "3s 1m 2s", "1s 5s 10s 20s")
 """The delay levels of sessions. They change now and then, and each message keeps those of its put."""
 TOPICS, QUEUES = ("alpha", "beta"), 2
+STORED = {
+    "flushDiskType": "flush_disk_type",
+    "maxMessageSize": "max_message_size",
+    "fileReservedTime": "file_reserved_time",
+}
+"""Settings that live with the store in some histories, and that some sessions do not give."""
 APPS, GROUPS = ("app-1", "app-2"), ("readers", "billing")
 PRODUCERS = "payments"
 RETRY_MAX = 2
@@ -252,6 +259,8 @@ class Copy:
     model: Model
     rows: dict[tuple[str, int], list[tuple[Queue, bytes, int]]]
     half_ids: dict[bytes, str]
+    stored: dict[str, str]
+    unsure: set[tuple[str, Queue]]
 
 
 class Died(Exception):
@@ -318,6 +327,16 @@ class World:
         """What retention was told to ignore since the last comparison."""
         self.sealed: set[str] = set()
         """Topics that nobody may write to, for a moment."""
+        self.deleting = ""
+        """The topic whose deletion was asked for, and did not return."""
+        self.missing: set[str] = set()
+        """Topics that were deleted, and are made again when the store is opened next."""
+        self.unsure: set[tuple[str, Queue]] = set()
+        """Groups and queues whose progress may be on the disk in an older or a newer state."""
+        self.stored: dict[str, str] = {}
+        """The settings that live with the store."""
+        self.storing: dict[str, str] | None = None
+        """Those that may live with it, because a change did not return."""
 
         self.copies: list[Copy] = []
         self.reader: ReadOnlyStore | None = None
@@ -388,7 +407,7 @@ class World:
     def settings(self, chance: random.Random) -> StoreConfig:
         """Settings that may change each time a store is opened."""
         flush = chance.choice([SYNC_FLUSH, SYNC_FLUSH, ASYNC_FLUSH])
-        return self.base.replace(
+        config = self.base.replace(
             flush_disk_type=flush,
             transient_store_pool_enable=flush == ASYNC_FLUSH and chance.random() < 0.3,
             transient_store_pool_size=2,
@@ -408,6 +427,18 @@ class World:
             proven_tail_size=chance.choice([0, 1 << 20]),
             put_in_flight_size=1 << 20,
         )
+        left_out = {field for key, field in STORED.items() if key in self.stored and chance.random() < 0.5}
+        if config.transient_store_pool_enable:
+            left_out.discard("flush_disk_type")  # the pool needs ASYNC_FLUSH
+        return config.replace(
+            **{field: getattr(StoreConfig(), field) for field in left_out}, given=config.given - left_out
+        )
+
+    def effective(self, config: StoreConfig) -> StoreConfig:
+        """The settings of a session: what it does not give is the store's."""
+        stored = StoreConfig.from_mapping(dict(self.stored))
+        fields = [field for key, field in STORED.items() if key in self.stored and not config.is_given(field)]
+        return config.replace(**{field: getattr(stored, field) for field in fields})
 
     def _levels(self, chance: random.Random) -> str:
         """The delay levels that a writer has: those of the last one, or others."""
@@ -423,14 +454,52 @@ class World:
         with self.trying("open"), self.acting(actor):
             actor.session = MessageStore.open(self.root, config, disk=self.disk)
         assert actor.session is not None
-        actor.config = config
+        self._settle_stored()
+        actor.config = self.effective(config)
         self.compare(actor.session)
         with self.trying("alter topic"):
             for topic in sorted(self.sealed):
                 if actor.session.topic_config(topic) is not None:
                     actor.session.alter_topic(topic, perm=6)
+            for topic in sorted(self.missing):
+                if actor.session.topic_config(topic) is None:
+                    actor.session.create_topic(topic, QUEUES)
         self.sealed.clear()
+        self.missing.clear()
         return actor.session
+
+    def _settle_stored(self) -> None:
+        """Find out whether settings are on the disk whose change did not return."""
+        if self.storing is None:
+            return
+        data = self.disk.tree().get("spark/settings.json")
+        found = json.loads(data)["settings"] if data is not None else {}
+        if found not in (self.stored, self.storing):
+            self.wrong(f"the store has the settings {found}, and had {self.stored} or {self.storing}")
+        self.stored, self.storing = found, None
+
+    @contextlib.contextmanager
+    def consumer(self, group: str) -> Iterator[Consumer]:
+        """A consumer in the process that has the session."""
+        holder = self.holder
+        assert holder is not None
+        with self.trying("consume"), self.acting(holder):
+            consumer = Consumer(self.root, group, TOPICS, disk=self.disk)
+            try:
+                yield consumer
+            finally:
+                with contextlib.suppress(Killed, StoreError, OSError):
+                    consumer.close()
+
+    def check_position(self, group: str, queue: Queue, position: int) -> None:
+        """Compare where a new consumer begins in a queue with where its group is."""
+        slots, read = self.model.queues.get(queue, []), self.model.read.get(group, {}).get(queue, 0)
+        if slots and (group, queue) not in self.unsure and position != max(read, slots[0].found.number):
+            self.wrong(f"{queue}: group {group} is at {read}, and its consumer begins at {position}: {slots[0].found}")
+
+    def moving(self, group: str, offsets: Mapping[Queue, int]) -> contextlib.AbstractContextManager[None]:
+        """Move a group while the block runs; if that fails, it is in doubt where the group is."""
+        return _Moving(self, group, offsets)
 
     def close(self) -> None:
         """Close the open session cleanly, if there is one."""
@@ -522,13 +591,15 @@ class World:
                 model.flush()
             else:
                 found = checker.check(self.disk.tree())
-                self._take_faults(found, ended)
             open_halves = session.open_halves()
             if not lives:
                 tree_contents = _in_log(found)
             contents = _read(session)
             tree = self.disk.tree()
 
+        self._settle_deletion(contents, tree)
+        if not lives:
+            self._take_faults(found, ended)
         log_begin = min((int(path[10:]) for path in tree if path.startswith("commitlog/0")), default=0)
         if log_begin != model.begin:
             self.take(model.deleted_below(log_begin, self.ignored))
@@ -554,6 +625,20 @@ class World:
         self.ignored.clear()
         self.deliveries.clear()
         self.delivered_count = 0
+
+    def _settle_deletion(self, contents: Mapping[Queue, Sequence[Found]], tree: Mapping[str, bytes]) -> None:
+        """Find out what became of a deletion that did not return: the topic is there as a whole, or is gone."""
+        topic, self.deleting = self.deleting, ""
+        if not topic or any(found for queue, found in contents.items() if queue[0] == topic):
+            return
+        self.note(f"{topic} is gone")
+        forgotten = f'"{topic}@'.encode() not in tree.get("config/consumerOffset.json", b"")
+        had = {queue: self.model.following.get(queue, {0}) for queue, slots in self.model.queues.items() if not slots}
+        self.model.delete(topic, forgotten=forgotten)
+        for queue, numbers in had.items():
+            if queue[0] == topic:
+                self.model.following[queue] = {0, *numbers}  # a queue without messages does not show whether it is new
+        self.missing.add(topic)
 
     def _take_faults(self, found: checker.Checked, when: str) -> None:
         """Take what the checker found, but not the segments that a killed process made ahead.
@@ -768,6 +853,8 @@ class World:
         self.replace_disk(old.content, old.modified)
         self.model = copy.deepcopy(old.model)
         self.rows, self.half_ids = dict(old.rows), dict(old.half_ids)
+        self.stored, self.storing, self.unsure = dict(old.stored), None, set(old.unsure)
+        self.deleting = ""
         self.ended = CLOSED
         self.jumps += 1
         self.unseen = True
@@ -922,6 +1009,26 @@ class World:
         self.verdict.misread += [f"verify: {each}" for each in report.findings[:3]]
         if "abort" in tree:
             self.wrong("abort is there after the close")
+
+
+class _Moving:
+    """The context manager of `World.moving`."""
+
+    def __init__(self, world: World, group: str, offsets: Mapping[Queue, int]) -> None:
+        self._read = world.model.read.setdefault(group, {})
+        self._world, self._group, self._offsets = world, group, offsets
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for queue, offset in self._offsets.items():
+            if error is None:
+                self._read[queue] = offset
+                self._world.unsure.discard((self._group, queue))
+            else:
+                self._read[queue] = min(self._read.get(queue, 0), offset)
+                self._world.unsure.add((self._group, queue))
 
 
 def _differing(config: StoreConfig, base: StoreConfig) -> str:

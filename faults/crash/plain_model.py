@@ -114,6 +114,8 @@ class Operation:
     process: int = 0
     side_by_side: bool = False
     """A power cut may leave its first messages without the others."""
+    moves: tuple[tuple[str, Queue, int], ...] = ()
+    """Consumer groups, queues and offsets: where the groups are if the messages are there."""
     done: bool = False
     committed: bool = False
     durable: bool = False
@@ -179,15 +181,20 @@ class Model:
 
     # ---- what is done
 
-    def delete(self, topic: str) -> None:
-        """Note that a topic was deleted: its numbers begin again, and nobody has read anything of it."""
+    def delete(self, topic: str, *, forgotten: bool = False) -> None:
+        """Note that a topic was deleted: its numbers begin again, and nobody has read anything of it.
+
+        With `forgotten`, no group reads it any more; otherwise their progress is there, and is lowered.
+        """
         self.deleted.add(topic)
         for queue in [queue for queue in self.queues if queue[0] == topic]:
             self.gone.update(slot.found.place for slot in self.queues.pop(queue))
             self.following[queue] = {0}
-            for offsets in self.read.values():
-                if queue in offsets:
-                    offsets[queue] = 0
+        for offsets in self.read.values():
+            for queue in [queue for queue in offsets if queue[0] == topic]:
+                offsets[queue] = 0
+                if forgotten:
+                    del offsets[queue]
 
     def begins(self, operation: Operation) -> Operation:
         """Note what a process is about to ask for."""
@@ -251,7 +258,9 @@ class Model:
 
     def unread(self, group: str, queue: Queue) -> list[Slot]:
         """The messages of a queue that a group has not read. It reads each topic in which it has read anything."""
-        offsets = self.read.get(group, {})
+        offsets = dict(self.read.get(group, {}))
+        for operation in self.pending:
+            offsets.update({moved: offset for who, moved, offset in operation.moves if who == group})
         if queue[0] not in {topic for topic, _ in offsets}:
             return []
         return [slot for slot in self.queues.get(queue, ()) if slot.found.number >= offsets.get(queue, 0)]
@@ -484,6 +493,8 @@ class _Comparison:
             if there and operation.batch is not None:
                 app, version = operation.batch
                 model.batches.setdefault(app, {})[version] = tuple(effect.body for effect in operation.effects)
+                for group, queue, offset in operation.moves:
+                    model.read.setdefault(group, {})[queue] = offset
             if not there and self.ended == LIVES:
                 left.append(operation)  # the next process may still find it
             if not there and self.ended != LIVES:
@@ -494,6 +505,11 @@ class _Comparison:
         for queue, slots in model.queues.items():
             if slots:
                 model.following[queue] = {slots[-1].found.number + 1}
+        if self.ended == LIVES:
+            return
+        for offsets in model.read.values():  # what a group has read and a crash took is lowered by whoever recovers
+            for queue in offsets:
+                offsets[queue] = min(offsets[queue], max(model.following.get(queue, {0})))
 
 
 def count_of(contents: Contents) -> Counter[bytes]:
