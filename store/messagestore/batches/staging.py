@@ -192,10 +192,10 @@ class StagingWriter:
             self.disk.rename(self.path, path)
         except FileNotFoundError as error:
             raise StoreError(
-                f"{self.path}: this file of rows that wait for their batch was removed while it was written, so nothing "
-                "of this batch was appended. Either another driver runs the same query, on this checkpoint or a copy of "
-                "it, and has removed what it took for the rest of a dead one: let one driver run a query. Or stagingTtl "
-                "is shorter than the pauses of a task: let it be longer than a batch takes"
+                f"{self.path}: this file of rows that wait for their batch was removed while it was written, so "
+                "nothing of this batch was appended. Either another driver runs the same query, on this checkpoint or "
+                "a copy of it, and has removed what it took for the rest of a dead one: let one driver run a query. Or "
+                "stagingTtl is shorter than the pauses of a task: let it be longer than a batch takes"
             ) from error
         self.path = path
         self._finished = True
@@ -423,8 +423,8 @@ def _opened(disk: Disk, path: str) -> File:
         return disk.open(path)
     except FileNotFoundError:
         hint = (
-            "Let tasks and driver see the same stagingDir, one driver run a query, and stagingTtl be longer than a batch "
-            "takes."
+            "Let tasks and driver see the same stagingDir, one driver run a query, and stagingTtl be longer than a "
+            "batch takes."
         )
         raise CorruptionError(path, 0, "a staging file", "no file", hint=hint) from None
 

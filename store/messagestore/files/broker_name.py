@@ -1,21 +1,20 @@
 """`spark/broker.json`: the name of the broker whose store this is. Reading and writing messages does not depend on it.
 
-    {"brokerName": "broker-a", "crc": .., "formatVersion": 1}
+    {"brokerName": "broker-a", "crc": .., "formatVersion": 2}
 
-`crc` is the CRC-32 of the name in UTF-8. The file exists only if a writer gave a name. It is replaced as a whole, by a
-process that holds the writer lock. `spark/store.json` does not hold the name, because that file is written once.
+The file is one of `checked_json`, and exists only if a writer gave a name. It is written by a process that holds the
+writer lock. `spark/store.json` does not hold the name, because that file is written once.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from typing import Any
 
-from messagestore.errors import CorruptionError
-from messagestore.files.disk import Disk, replace_file
+from messagestore.files.checked_json import read_fields, write_fields
+from messagestore.files.disk import Disk
 from messagestore.format.config import is_broker_name
-from messagestore.format.record import crc32
 
-FORMAT_VERSION = 1
 MAX_SIZE = 4096
 
 
@@ -27,19 +26,14 @@ def read_broker_name(disk: Disk, path: str) -> str:
     CorruptionError
         The file is damaged.
     """
-    try:
-        data = disk.read(path, MAX_SIZE)
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
+    hint = "The messages do not depend on it: delete it, and give `brokerName` again when you write."
+    return read_fields(disk, path, MAX_SIZE, _name, what="a broker's name", hint=hint) or ""
 
-    try:
-        fields = json.loads(data)
-        name = fields["brokerName"]
-        if fields["formatVersion"] != FORMAT_VERSION or not is_broker_name(name) or fields["crc"] != _crc(name):
-            raise ValueError("another name, CRC or format version")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        hint = "The messages do not depend on it: delete it, and give `brokerName` again when you write."
-        raise CorruptionError(path, 0, "a broker's name with its CRC", repr(error)[:80], hint=hint) from None
+
+def _name(fields: Mapping[str, Any]) -> str:
+    name = fields["brokerName"]
+    if not is_broker_name(name):
+        raise ValueError("no broker's name")
     return str(name)
 
 
@@ -56,9 +50,4 @@ def write_broker_name(disk: Disk, path: str, name: str, *, via: str) -> None:
     OSError
         The file cannot be written; it is unchanged.
     """
-    fields = {"brokerName": name, "crc": _crc(name), "formatVersion": FORMAT_VERSION}
-    replace_file(disk, path, json.dumps(fields, sort_keys=True).encode("ascii"), via=via)
-
-
-def _crc(name: str) -> int:
-    return crc32(name.encode("utf-8"))
+    write_fields(disk, path, {"brokerName": name}, via=via)

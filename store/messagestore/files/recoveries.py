@@ -1,22 +1,20 @@
 """`spark/recoveries.json`: what the last recoveries cut, rebuilt or gave up. It is for people; nothing depends on it.
 
-    {"crc": .., "formatVersion": 1, "recoveries": [{"reason": "a writer crashed", "recoveredTime": 1760000000000, ..}]}
+    {"crc": .., "formatVersion": 2, "recoveries": [{"reason": "a writer crashed", "recoveredTime": 1760000000000, ..}]}
 
-`crc` is the CRC-32 of the recoveries as JSON with sorted keys and without blanks. The newest comes last. A recovery
-that found nothing to mend is not in the file, so an ordinary start does not touch it. The file is replaced as a whole,
-by a process that holds the writer lock.
+The file is one of `checked_json`. The newest recovery comes last. One that found nothing to mend is not in the file, so
+an ordinary start does not touch it. It is written by a process that holds the writer lock.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Any
 
 from messagestore.errors import CorruptionError
+from messagestore.files.checked_json import as_file, read_fields
 from messagestore.files.disk import Disk, replace_file
-from messagestore.format.record import crc32
 
-FORMAT_VERSION = 1
 MOST_KEPT = 16
 MAX_SIZE = 1 << 20
 _MOST_CHARACTERS, _MOST_NOTES = 2000, 16
@@ -31,21 +29,14 @@ def read_recoveries(disk: Disk, path: str) -> list[dict[str, Any]]:
     CorruptionError
         The file is damaged.
     """
-    try:
-        data = disk.read(path, MAX_SIZE)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    hint = "It is only for people: delete it. The bytes that were cut off are still in `spark/cut`."
+    return read_fields(disk, path, MAX_SIZE, _reports, what="reports of recoveries", hint=hint) or []
 
-    try:
-        fields = json.loads(data)
-        reports = fields["recoveries"]
-        if fields["formatVersion"] != FORMAT_VERSION or fields["crc"] != crc32(_canonical(reports)):
-            raise ValueError("another CRC or format version")
-        if not isinstance(reports, list) or not all(_is_report(report) for report in reports):
-            raise TypeError("no list of reports")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        hint = "It is only for people: delete it. The bytes that were cut off are still in `spark/cut`."
-        raise CorruptionError(path, 0, "reports of recoveries with their CRC", repr(error)[:80], hint=hint) from None
+
+def _reports(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    reports = fields["recoveries"]
+    if not isinstance(reports, list) or not all(_is_report(report) for report in reports):
+        raise TypeError("no list of reports")
     return reports
 
 
@@ -72,7 +63,7 @@ def keep_recovery(disk: Disk, path: str, report: dict[str, Any], *, via: str) ->
         kept = []
     kept = [other for other in kept if other["recoveredTime"] != report["recoveredTime"]]
     kept = [*kept, {name: _bounded(value) for name, value in report.items()}][-MOST_KEPT:]
-    while len(data := _as_file(kept)) > MAX_SIZE:
+    while len(data := as_file({"recoveries": kept})) > MAX_SIZE:
         del kept[0]
     replace_file(disk, path, data, via=via)
 
@@ -87,12 +78,3 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
         return value[: _MOST_CHARACTERS - 3] + "..."
     return value
-
-
-def _as_file(reports: list[dict[str, Any]]) -> bytes:
-    fields = {"crc": crc32(_canonical(reports)), "formatVersion": FORMAT_VERSION, "recoveries": reports}
-    return json.dumps(fields, sort_keys=True).encode("ascii")
-
-
-def _canonical(reports: object) -> bytes:
-    return json.dumps(reports, sort_keys=True, separators=(",", ":")).encode("ascii")

@@ -1,23 +1,20 @@
 """`spark/settings.json`: the settings that live with a store, for every process that gives none of its own.
 
-    {"crc": .., "formatVersion": 1, "settings": {"fileReservedTime": "168", "flushDiskType": "ASYNC_FLUSH"}}
+    {"crc": .., "formatVersion": 2, "settings": {"fileReservedTime": "168", "flushDiskType": "ASYNC_FLUSH"}}
 
-The keys are RocketMQ's, and the values are text, as in a properties file. `crc` is the CRC-32 of the settings as JSON
-with sorted keys: a flipped bit in `fileReservedTime` would delete messages. The file exists once a setting was stored.
-It is replaced as a whole, by a process that holds the writer lock. What is fixed in a store stands in `store.json`.
+The keys are RocketMQ's, and the values are text, as in a properties file. The file is one of `checked_json`: a flipped
+bit in `fileReservedTime` would delete messages. It exists once a setting was stored, and is written by a process that
+holds the writer lock. What is fixed in a store stands in `store.json`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from messagestore.errors import ConfigError, CorruptionError
-from messagestore.files.disk import Disk, replace_file
+from messagestore.files.checked_json import read_fields, write_fields
+from messagestore.files.disk import Disk
 from messagestore.format.config import StoreConfig
-from messagestore.format.record import crc32
 
-FORMAT_VERSION = 1
 MAX_SIZE = 1 << 20
 
 
@@ -29,22 +26,19 @@ def read_settings(disk: Disk, path: str) -> StoreConfig:
     CorruptionError
         The file is damaged, or holds what is no setting.
     """
-    try:
-        data = disk.read(path, MAX_SIZE)
-    except (FileNotFoundError, NotADirectoryError):
-        return StoreConfig()
-    try:
-        fields = json.loads(data)
-        settings = fields["settings"]
-        if fields["formatVersion"] != FORMAT_VERSION or fields["crc"] != _crc(settings):
-            raise ValueError("another CRC or format version")
-        return StoreConfig.from_mapping(settings)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
-        hint = (
-            "The messages do not depend on it. Restore the file from a copy; or delete it, and set the store's "
-            "settings again with `messagestore config ROOT set NAME=VALUE`."
-        )
-        raise CorruptionError(path, 0, "a store's settings with their CRC", repr(error)[:160], hint=hint) from None
+    hint = (
+        "The messages do not depend on it. Restore the file from a copy; or delete it, and set the store's settings "
+        "again with `messagestore config ROOT set NAME=VALUE`."
+    )
+    settings = read_fields(
+        disk,
+        path,
+        MAX_SIZE,
+        lambda fields: StoreConfig.from_mapping(fields["settings"]),
+        what="a store's settings",
+        hint=hint,
+    )
+    return StoreConfig() if settings is None else settings
 
 
 def write_settings(disk: Disk, path: str, settings: Mapping[str, str], *, via: str) -> None:
@@ -62,9 +56,4 @@ def write_settings(disk: Disk, path: str, settings: Mapping[str, str], *, via: s
     OSError
         The file cannot be written; it is unchanged.
     """
-    fields = {"crc": _crc(settings), "formatVersion": FORMAT_VERSION, "settings": dict(settings)}
-    replace_file(disk, path, json.dumps(fields, sort_keys=True).encode("ascii"), via=via)
-
-
-def _crc(settings: Mapping[str, str]) -> int:
-    return crc32(json.dumps(dict(settings), sort_keys=True).encode("ascii"))
+    write_fields(disk, path, {"settings": dict(settings)}, via=via)

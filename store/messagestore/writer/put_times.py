@@ -10,7 +10,9 @@ What was put before a process began to write or deliver counts as put when it fi
 `spark/put-times.json` from one process to the next. They stay when the clock has caught up, since what was put before
 may still wait, and go when the store's clock has passed the last of these due times.
 
-    {"bootHash": 7, "crc": .., "formatVersion": 1, "marks": [[3000, 4096]], "untilMs": 1795170408381}
+    {"bootHash": 7, "crc": .., "formatVersion": 2, "marks": [[3000, 4096]], "untilMs": 1795170408381}
+
+The file is one of `checked_json`.
 
 A process that is killed, or a restart of the machine, loses marks. What they said counts anew, from the next look on:
 no delay gets shorter. The time since the start does not depend on the clock, so it does not matter how often that is
@@ -21,19 +23,19 @@ Threads: the writer's mutex.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError
-from messagestore.files.disk import Disk, replace_file
+from messagestore.files.checked_json import read_fields, write_fields
+from messagestore.files.disk import Disk
 from messagestore.files.state import boot_hash
-from messagestore.format.record import crc32
 
-FORMAT_VERSION = 1
 MAX_SIZE = 1 << 20
 _MOST_MARKS = 4096
+_Saved: TypeAlias = tuple[int, list[tuple[int, int]], int]
 
 
 class PutTimes:
@@ -140,14 +142,14 @@ class PutTimes:
             return
         if self._ends:
             marks = [[time_ms, end] for time_ms, end in zip(self._times_ms, self._ends, strict=True)]
-            fields = {"bootHash": boot_hash(), "formatVersion": FORMAT_VERSION, "marks": marks}
-            replace_file(disk, path, _with_crc({**fields, "untilMs": self._until_ms}), via=via)
+            fields = {"bootHash": boot_hash(), "marks": marks, "untilMs": self._until_ms}
+            write_fields(disk, path, fields, via=via)
         elif disk.exists(path):
             disk.unlink(path)
         self._changed = False
 
 
-def read_put_times(disk: Disk, path: str) -> tuple[int, list[tuple[int, int]], int] | None:
+def read_put_times(disk: Disk, path: str) -> _Saved | None:
     """The hash of the boot in which the marks were made, the marks, and until when they matter; None without a file.
 
     Raises
@@ -155,27 +157,13 @@ def read_put_times(disk: Disk, path: str) -> tuple[int, list[tuple[int, int]], i
     CorruptionError
         The file is damaged.
     """
-    try:
-        data = disk.read(path, MAX_SIZE)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-    try:
-        fields = json.loads(data)
-        del fields["crc"]
-        marks = [(int(time_ms), int(end)) for time_ms, end in fields["marks"]]
-        if data != _with_crc(fields) or fields["formatVersion"] != FORMAT_VERSION:
-            raise ValueError("another CRC or format version")
-        return int(fields["bootHash"]), marks, int(fields["untilMs"])
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        hint = (
-            "The messages do not depend on it. Delete it: delayed messages then wait for their level once more, if the "
-            "machine's clock was set back."
-        )
-        raise CorruptionError(path, 0, "times of puts with their CRC", repr(error)[:80], hint=hint) from None
+    hint = (
+        "The messages do not depend on it. Delete it: delayed messages then wait for their level once more, if the "
+        "machine's clock was set back."
+    )
+    return read_fields(disk, path, MAX_SIZE, _saved, what="times of puts", hint=hint)
 
 
-def _with_crc(fields: dict[str, object]) -> bytes:
-    """The file's text. `crc` is the CRC-32 of the other fields."""
-    crc = crc32(json.dumps(fields, sort_keys=True).encode("ascii"))
-    return json.dumps({**fields, "crc": crc}, sort_keys=True).encode("ascii")
+def _saved(fields: Mapping[str, Any]) -> _Saved:
+    marks = [(int(time_ms), int(end)) for time_ms, end in fields["marks"]]
+    return int(fields["bootHash"]), marks, int(fields["untilMs"])

@@ -42,11 +42,9 @@ def torn(root: Path) -> Path:
 
 def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     keep(tmp_path / "r", {"recoveredTime": 5, "reason": "a writer crashed", "cut": None})
-    inner = b'[{"cut":null,"reason":"a writer crashed","recoveredTime":5}]'
-    assert (tmp_path / "r").read_bytes() == (
-        b'{"crc": %d, "formatVersion": 1, "recoveries": [{"cut": null, "reason": "a writer crashed", '
-        b'"recoveredTime": 5}]}' % zlib.crc32(inner)
-    )
+    reports = b'"recoveries": [{"cut": null, "reason": "a writer crashed", "recoveredTime": 5}]'
+    crc = zlib.crc32(b"{" + reports + b"}")
+    assert (tmp_path / "r").read_bytes() == b'{"crc": %d, "formatVersion": 2, ' % crc + reports + b"}"
 
 
 def test_every_flipped_bit_is_damage(tmp_path: Path) -> None:
@@ -67,8 +65,8 @@ def test_every_flipped_bit_is_damage(tmp_path: Path) -> None:
     "recoveries", [5, {}, [5], [{}], [{"recoveredTime": "now"}]], ids=["number", "object", "numbers", "empty", "text"]
 )
 def test_a_right_crc_over_something_else_is_damage(tmp_path: Path, recoveries: object) -> None:
-    crc = zlib.crc32(json.dumps(recoveries, sort_keys=True, separators=(",", ":")).encode())
-    (tmp_path / "r").write_text(json.dumps({"crc": crc, "formatVersion": 1, "recoveries": recoveries}))
+    crc = zlib.crc32(json.dumps({"recoveries": recoveries}).encode())
+    (tmp_path / "r").write_text(json.dumps({"crc": crc, "formatVersion": 2, "recoveries": recoveries}))
     with pytest.raises(CorruptionError, match="reports of recoveries"):
         kept(tmp_path / "r")
 

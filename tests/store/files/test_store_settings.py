@@ -31,7 +31,8 @@ def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     root = filled(tmp_path / "s", 2)
     alter_stored_config(root, {"FILERESERVEDTIME": 168, "preallocate": True})
     settings = '{"fileReservedTime": "168", "preallocate": "true"}'
-    wanted = f'{{"crc": {zlib.crc32(settings.encode())}, "formatVersion": 1, "settings": {settings}}}'
+    crc = zlib.crc32(f'{{"settings": {settings}}}'.encode())
+    wanted = f'{{"crc": {crc}, "formatVersion": 2, "settings": {settings}}}'
     assert (root / "spark" / "settings.json").read_text() == wanted
 
 
