@@ -31,6 +31,8 @@ MESSAGE_TYPE = "message.type"
 """The attribute of a topic that says what RocketMQ 5 clients may put into it."""
 _HEX_LENGTH = 16
 _PIPE_WIDTH = 1000
+_FOLDED_WIDTH, _GAP = 12, 2
+"""In a table: text is folded down to this width, and columns have this distance."""
 
 
 # ---- messages
@@ -113,18 +115,38 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
-    """Print a table. Each column has a title, and says whether it holds numbers."""
+    """Print a table. Each column has a title, and says whether it holds numbers.
+
+    A terminal that is too narrow shows each row as lines of names and values: a number is never broken.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     stream = sys.stderr if err else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title, is_number in columns:
-        grid.add_column(title, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(shown(str(value))) for value in row))
+    cells = [[Text(shown(str(value))) for value in row] for row in rows]
+    titles = [Text(title, style="bold cyan") for title, _ in columns]
+
+    widest = [max(text.cell_len for text in column) for column in zip(titles, *cells, strict=True)]
+    least = sum(
+        (width if is_number else min(width, _FOLDED_WIDTH)) + _GAP
+        for width, (_, is_number) in zip(widest, columns, strict=True)
+    )
+    if least > console.width:
+        name_width = max(title.cell_len for title in titles) + _GAP
+        for number, row in enumerate(cells):
+            if number:
+                console.print()
+            for title, cell in zip(titles, row, strict=True):
+                console.print(title, " " * (name_width - title.cell_len), cell, sep="")
+        return
+
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
+    for title, (_, is_number) in zip(titles, columns, strict=True):
+        grid.add_column(title, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+    for row in cells:
+        grid.add_row(*row)
     console.print(grid)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from cli_runs import commands, error, on_terminal, run
 from pyspark_messagestore.cli.app import size_of
 from pyspark_messagestore.cli.other_words import OTHER_WORDS
+from pyspark_messagestore.cli.output import table
 from readme_blocks import README
 from small import filled
 
@@ -110,6 +112,39 @@ def test_what_is_no_size_is_refused(tmp_path: Path) -> None:
 def test_a_table_has_colour_only_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And never with NO_COLOR."""
     root = filled(tmp_path / "store", 3)
+    colour = re.compile(r"\x1b\[(?:\d+;)*3\d")
     assert "\x1b[" not in run("topics", root).stdout
+    assert colour.search(on_terminal("topics", root))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[(?:\d+;)*(?:3|4|9|10)\d", on_terminal("topics", root))
+
+
+def test_a_terminal_that_is_too_narrow_shows_rows_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number is broken; text is folded only if that is enough."""
+    columns = [("topic", False), ("messages", True), ("begins", True), ("ends", True)]
+    rows = [("a-topic-with-a-name", "1,234,567", "9,876,543,210", "9,877,777,777"), ("b", "1", "0", "1")]
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    monkeypatch.setenv("COLUMNS", "56")
+    table(columns, rows)
+    wide = sys.stdout.getvalue()
+    assert [line.split()[-1] for line in wide.splitlines() if "9,877" in line] == ["9,877,777,777"]
+    assert len(wide.splitlines()) == 4  # the name of the topic has two lines
+
+    monkeypatch.setenv("COLUMNS", "40")
+    table(columns, rows)
+    narrow = re.sub(r"\x1b\[\d*m", "", sys.stdout.getvalue().removeprefix(wide))
+    assert narrow.splitlines() == [
+        "topic     a-topic-with-a-name",
+        "messages  1,234,567",
+        "begins    9,876,543,210",
+        "ends      9,877,777,777",
+        "",
+        "topic     b",
+        "messages  1",
+        "begins    0",
+        "ends      1",
+    ]
