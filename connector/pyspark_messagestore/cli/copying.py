@@ -51,17 +51,21 @@ class TopicCopy:
     ----------
     archive : MessageStore
     origin : StoreReader
-    name : str
-        The name of the broker, or what stands for it.
+    names : sequence of str
+        The name of the broker, or what stands for it, and then those that it may have had. The copy goes on under the
+        first of them that the archive knows.
     topic : str
     accept_loss : bool
         Go on behind messages that are gone, and say so. False: that is an error.
     """
 
-    def __init__(self, archive: MessageStore, origin: StoreReader, name: str, topic: str, *, accept_loss: bool) -> None:
-        self.topic, self.name = topic, name
+    def __init__(
+        self, archive: MessageStore, origin: StoreReader, names: Sequence[str], topic: str, *, accept_loss: bool
+    ) -> None:
+        self.topic, self.name = topic, names[0]
         self._archive, self._origin, self._accept_loss = archive, origin, accept_loss
-        self._app_id = f"{_APP_PREFIX}{name}/{topic}"
+        apps = [f"{_APP_PREFIX}{name}/{topic}" for name in names]
+        self._app_id = next((app for app in apps if archive.last_batch(app) is not None), apps[0])
         self._mean_size = 0.0
         self.place = StreamOffset(topics=(topic,))
 
@@ -127,13 +131,12 @@ class TopicCopy:
             Retention has deleted messages that were not copied.
         """
         limits = ends if bounds is None else {queue: min(end, bounds.get(queue, 0)) for queue, end in ends.items()}
-        known = self.place.queues
-        gone = [queue for queue in known if known[queue] > ends.get(queue, 0)]
-        if not gone and all(limits[queue] <= known.get(queue, 0) for queue in limits):
+        before, step = self.place, Step()
+        known = before.queues
+        self._check(ends)  # also if nothing is new: other messages may have the same numbers
+        if self.place is before and all(limits[queue] <= known.get(queue, 0) for queue in limits):
             return None
 
-        before, step = self.place, Step()
-        self._check(ends)
         queues, step.lost = self._behind_gaps(self.place.queues, limits)
         behind = {queue: end for queue, end in limits.items() if queues.get(queue, 0) < end}
         blocks, reached, lost = self._gathered(queues, behind)
@@ -257,13 +260,14 @@ class Origin:
     ----------
     archive : MessageStore
     reader : StoreReader
-    name : str
-        The broker's name.
+    names : sequence of str
+        The broker's name, and then those that it may have had.
     accept_loss : bool
     """
 
-    def __init__(self, archive: MessageStore, reader: StoreReader, name: str, *, accept_loss: bool) -> None:
-        self.name, self.reader, self.copies = name, reader, dict[str, TopicCopy]()
+    def __init__(self, archive: MessageStore, reader: StoreReader, names: Sequence[str], *, accept_loss: bool) -> None:
+        self.name, self.reader, self.copies = names[0], reader, dict[str, TopicCopy]()
+        self._names = names
         self._archive, self._accept_loss = archive, accept_loss
         self._seen: Ends | None = None
         self._is_behind = True
@@ -290,7 +294,7 @@ class Origin:
         fresh = list[TopicCopy]()
         ends = self.reader.ends(new)
         for topic in new:
-            copy = TopicCopy(self._archive, self.reader, self.name, topic, accept_loss=self._accept_loss)
+            copy = TopicCopy(self._archive, self.reader, self._names, topic, accept_loss=self._accept_loss)
             if not copy.has_begun:
                 copy.begin(_of(topic, ends.queues), From.EARLIEST if topic in begun else start)
                 fresh.append(copy)
@@ -331,9 +335,11 @@ def copied_topics(path: str) -> set[str]:
     return {row["app"].rpartition("/")[2] for row in rows if row["app"].startswith(_APP_PREFIX)}
 
 
-def name_of(reader: StoreReader) -> str:
+def names_of(reader: StoreReader) -> list[str]:
     """What stands for a store that is no broker in the archive: the name of its broker, its id, or else one word.
 
-    Two stores without both are told apart by the record that was copied last.
+    It may have got its name after it was copied, and a restored store has an id of its own; the ids that it had come
+    behind. Two stores that share one of these are told apart by the record that was copied last, as two without any.
     """
-    return reader.broker_name() or reader.describe([]).store_id or "store"
+    store = reader.describe([])
+    return [name for name in (reader.broker_name(), store.store_id, *sorted(store.ancestors)) if name] or ["store"]

@@ -309,6 +309,44 @@ def test_a_topic_that_was_made_again(broker: Broker, archive: Path) -> None:
     assert objects(run("copy", path(broker, NAME), "t", archive, "--json")) == []
 
 
+def bodies(archive: Path) -> list[str]:
+    return [row["body"] for row in objects(run("get", archive, "t", "--count", 100, "--json"))]
+
+
+def test_a_topic_that_was_made_again_with_as_many_messages(tmp_path: Path, archive: Path) -> None:
+    """The numbers alone show nothing."""
+    origin = tmp_path / "origin"
+    for number in range(3):
+        run("put", origin, "t", f"old{number}", "--queue", "0")
+    run("copy", origin, "t", archive)
+    run("topic", "delete", origin, "t", "--yes")
+    for number in range(3):
+        run("put", origin, "t", f"new{number}", "--queue", "0")
+
+    for _ in range(2):
+        assert "message 2 is not the one that this copy has read" in error("copy", origin, "t", archive, code=2)
+    run("copy", origin, "t", archive, "--accept-loss")
+    assert bodies(archive) == ["old0", "old1", "old2", "new0", "new1", "new2"]
+
+
+def test_an_origin_that_is_restored_goes_on_where_it_was(tmp_path: Path, archive: Path) -> None:
+    """Its id is another one; so is its name when it gets one. Its messages are the same."""
+    origin, restored = tmp_path / "origin", tmp_path / "restored"
+    run("put", origin, "t", "first")
+    run("copy", origin, "t", archive)
+    run("backup", origin, tmp_path / "backup")
+    run("restore", tmp_path / "backup", restored)
+    run("put", restored, "t", "second")
+    run("copy", restored, "t", archive)
+    run("config", restored, "set", "brokerName=broker-r")
+    run("put", restored, "t", "third")
+    run("copy", restored, "t", archive)
+    assert sorted(bodies(archive)) == ["first", "second", "third"]
+
+    run("put", origin, "t", "of the old one")
+    assert "is not the one that this copy has read" in error("copy", origin, "t", archive, code=2)
+
+
 def test_another_cluster_behind_the_same_name(broker: Broker, archive: Path) -> None:
     run("copy", path(broker, NAME), "t", archive)
     another = Broker()

@@ -24,7 +24,7 @@ from pyspark_messagestore.cli.app import (
     looking,
     path_of,
 )
-from pyspark_messagestore.cli.copying import Origin, Step, TopicCopy, copied_topics, name_of
+from pyspark_messagestore.cli.copying import Origin, Step, TopicCopy, copied_topics, names_of
 from pyspark_messagestore.cli.cursor import queue_ids
 from pyspark_messagestore.cli.services import told_to_end
 from pyspark_messagestore.words import time_ms
@@ -155,7 +155,8 @@ class _Copying:
         for name, location in parts.items():
             if name not in self.origins:
                 reader = self._stack.enter_context(contextlib.closing(STORES.reader(location, looking())))
-                origin = Origin(self.archive, reader, name or name_of(reader), accept_loss=self.accept_loss)
+                names = [name] if name else names_of(reader)
+                origin = Origin(self.archive, reader, names, accept_loss=self.accept_loss)
                 self.origins[name] = origin
             for fresh in self.origins[name].add(self.topics, self.start, begun, follow=self.follow):
                 queues = {queue_id: offset for (_, queue_id), offset in sorted(fresh.place.queues.items())}
