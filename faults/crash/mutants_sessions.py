@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from crash import interrupts, sessions, strangers
 from crash.judge import Verdict
 from crash.mutants_numbers import named
 from crash.planting import Ground, Mutant, Search, patched, without
-from messagestore import StoreConfig
+from messagestore import StoreConfig, StoreError
 from messagestore import session as attached_store
 from messagestore.batches import append as transaction
 from messagestore.files import disk as mapped_file
@@ -58,14 +59,21 @@ def takes_the_answer(_: Any) -> Any:
     return rename
 
 
-def interrupted(story: str, *modules: str) -> Search:
+class Full(OSError):
+    """An error with a number that a signal handler raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOSPC, text)
+
+
+def interrupted(story: str, *modules: str, error: type[BaseException] = TimeoutError) -> Search:
     """A story of the interrupts, with what a signal handler raises before each line of some modules."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
         base = ground.bases["filled"]
         for line, hit, _ in interrupts.cases(interrupts.lines(story, base, ground.root)):
             if line[0] in modules:
-                interrupter = interrupts.Interrupter(line, hit, TimeoutError)
+                interrupter = interrupts.Interrupter(line, hit, error)
                 yield interrupts.check(story, base, ground.root, interrupter, power_cut=False)
 
     return search
@@ -74,6 +82,11 @@ def interrupted(story: str, *modules: str) -> Search:
 def knows_interrupts_by_class(_: Any) -> Any:
     """Whatever is an `Exception` is a failure that says what it has done."""
     return lambda error: isinstance(error, Exception) and not isinstance(error, MemoryError)
+
+
+def knows_interrupts_by_number(_: Any) -> Any:
+    """Every error with a number is one of the system."""
+    return lambda error: isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno is not None)
 
 
 def lets_go_once(_: Any) -> Any:
@@ -91,7 +104,8 @@ def keeps_sessions(_: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("an exception of a signal handler counts as a failed put", patched(standing, "_is_failure", knows_interrupts_by_class), "interrupts", interrupted("puts", "log_writer")),
+    Mutant("an exception of a signal handler counts as a failed put", patched(standing, "is_failure", knows_interrupts_by_class), "interrupts", interrupted("puts", "log_writer")),
+    Mutant("an error with a number of a signal handler counts as the disk's", patched(standing, "is_failure", knows_interrupts_by_number), "interrupts", interrupted("puts", "log_writer", error=Full)),
     Mutant("letting go of a store is not finished after an interrupt", patched(AttachedStore, "_drop", lets_go_once), "interrupts", interrupted("opened again", "session", "store_files")),
     Mutant("a session that an interrupt has lost stays open", patched(attached_store, "weakref", keeps_sessions), "interrupts", interrupted("opened again", "session", "message_store")),
     Mutant("a rename that answered with an error counts as failed", patched(mapped_file, "_rename", takes_the_answer), "fuzz: renames that answer with an error", named(sessions.renames_that_answer_with_an_error)),

@@ -295,8 +295,9 @@ class MessageStore(ReadOnlyStore):
         """Delete the oldest segments of the log, and the queue and index files that lead only to them.
 
         A segment must meet all conditions that are given; without any, it must be older than `fileReservedTime` (72
-        hours unless it is set). The first segment that stays ends the search. These always stay: the segment that is
-        written to, everything above the clean end, and segments that a consumer group has not read.
+        hours unless it is set). The first segment that stays ends the search. The segment that is written to and
+        everything above the clean end always stay; what a consumer group has not read stays unless `ignored_groups` or
+        `at_once` says otherwise.
 
         Parameters
         ----------

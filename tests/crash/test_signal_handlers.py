@@ -5,20 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from messagestore import MessageStore, StoreConfig
 
 PROGRAM = """
-import json, random, signal, sys, time
-from messagestore import Message, MessageStore, StoreConfig
+import builtins, errno, json, random, signal, sys, time
+from messagestore import Message, MessageStore, StoreConfig, StoreError
 
-class Interrupt(BaseException):
+class Interrupt(getattr(builtins, sys.argv[4])):
     pass
 
 armed = False
 
 def interrupt(number, frame):
     if armed:
-        raise Interrupt
+        raise Interrupt(errno.ENOSPC, 'by the handler')
 
 def put():
     global number
@@ -40,7 +42,7 @@ for _ in range(rounds):
                 put()
         longest_s = 0.7 * longest_s + 0.4 * (time.monotonic() - begin_s)
         armed = False
-    except Interrupt:
+    except (Interrupt, StoreError):
         interrupts += 1
     armed = False
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -54,9 +56,10 @@ sys.stdin.read()
 ROUNDS = 150
 
 
-def test_a_store_is_opened_again_after_each_interrupt(root: Path) -> None:
+@pytest.mark.parametrize("kind", ["BaseException", "OSError"])
+def test_a_store_is_opened_again_after_each_interrupt(root: Path, kind: str) -> None:
     """The same process opens it again, another one as soon as it was closed; what was acknowledged is there once."""
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(root), str(ROUNDS), "1"]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(root), str(ROUNDS), "1", kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

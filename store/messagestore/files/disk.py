@@ -26,11 +26,12 @@ import os
 import stat
 import threading
 import time
+import traceback
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -39,6 +40,7 @@ from numpy.typing import NDArray
 from messagestore.errors import (
     CorruptionError,
     NotAStoreError,
+    StoreError,
     StoreFullError,
     StorePermissionError,
     SyncFailedError,
@@ -627,6 +629,8 @@ class Disk:
         return missing
 
     def _translated(self, error: OSError, path: str, needed: int) -> OSError:
+        if not is_failure(error):
+            return error
         if error.errno in _FULL:
             free, names = self.free(os.path.dirname(path)), self.free_names(os.path.dirname(path))
             what = f"{needed} bytes" if needed > 1 and names != 0 else "another file"
@@ -669,6 +673,28 @@ class _Opening(Place):
             error.filename = self.path
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether a call failed, and so says what it has done; any other exception may have come between any two steps.
+
+    A signal handler may raise what it likes: a TimeoutError, which is an OSError, or one with a number, as those of the
+    system have. The frame of a handler has the frame that it interrupted as an argument.
+    """
+    if isinstance(error, StoreError):
+        return True
+    return isinstance(error, OSError) and error.errno is not None and not _is_of_handler(error)
+
+
+def _is_of_handler(error: BaseException) -> bool:
+    outer: FrameType | None = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            some = value if type(value) is tuple else (value,)
+            if outer is not None and any(each is outer for each in some):
+                return True
+        outer = frame
+    return False
+
+
 @contextlib.contextmanager
 def sync_errors(path: str) -> Iterator[None]:
     """Turn an `OSError` of a sync into a `SyncFailedError`, after which nobody may retry."""
@@ -677,6 +703,8 @@ def sync_errors(path: str) -> Iterator[None]:
     except SyncFailedError:
         raise
     except OSError as error:
+        if not is_failure(error):
+            raise
         failed = SyncFailedError(f"{path}: a sync failed ({error.strerror or error})", path=path)
         failed.errno = error.errno
         raise failed from error

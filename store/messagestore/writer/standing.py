@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from messagestore.errors import (
     StoreLockedError,
     StorePoisonedError,
 )
+from messagestore.files.disk import is_failure
 from messagestore.files.state import State, boot_hash
 from messagestore.files.transient_store_pool import TransientStorePool
 from messagestore.format.layout import STATE_POISONED
@@ -67,20 +69,11 @@ class _Unbroken:
     ) -> None:
         if error is None or isinstance(error, StorePoisonedError):
             return
-        if not _is_failure(error):
+        if not is_failure(error):
             # The caller only sees the interrupt
             self._writer.poison_untold(f"{self._what} ({error!r})", interrupted=True)
         elif self._failures:
             raise self._writer.poison(f"{self._what} ({error})") from error
-
-
-def _is_failure(error: BaseException) -> bool:
-    """Whether a call failed, and so says what it has done; any other exception may have come between any two steps.
-
-    A signal handler may raise what it likes, such as TimeoutError, which is an OSError; those of the system have a
-    number.
-    """
-    return isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno is not None)
 
 
 class Standing:
@@ -279,6 +272,9 @@ class Standing:
 
         This needs no mutex and writes nothing; the caller calls `poison` afterwards, where that is possible.
         """
+        error = sys.exception()
+        if error is not None and not interrupted and not is_failure(error):
+            interrupted, reason = True, f"what a signal handler raised has interrupted it ({error!r})"
         if self.health is Health.SOUND:
             self._interrupted = interrupted
         self._health(HealthEvent.POISON, reason)

@@ -111,7 +111,7 @@ def test_the_file_goes_when_the_last_message_is_due_by_the_stores_clock(tmp_path
 
 def test_the_file_byte_by_byte(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(state, "_boot_hash", 7)
-    wanted = b'{"bootHash": 7, "crc": %d, "formatVersion": 1, "marks": [[1000, 100], [3000, 200]], "untilMs": 9000}'
+    wanted = b'{"bootHash": 7, "crc": %d, "formatVersion": 2, "marks": [[1000, 100], [3000, 200]], "untilMs": 9000}'
     found = Path(Saved(tmp_path).path).read_bytes()
     assert found == wanted % int(found.split(b'"crc": ')[1].split(b",")[0])
 
