@@ -159,6 +159,7 @@ def test_a_broker_that_is_older_than_the_checkpoint(memory: Path, names: NameSer
         create_topic(names, [a], "t")
         put(names, "t", bodies("before", 20))
         assert query.run() == 20
+        a.stop()
     shutil.copytree(store, copy)
     with a:
         soon(lambda: put(names, "t", bodies("lost", 20)), lambda _: True)
