@@ -142,8 +142,8 @@ live-deep: setup
 	PYTHONPATH=faults:tests $(BIN)/python -m interop.kills --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 # The files of which interop takes a part (tests/interop/test_share.py compares).
-IN_PARTS := $(addprefix tests/interop/test_,broker_stores.py crash_hand_over.py hand_over.py java_reads_ours.py model_histories.py same_bytes.py \
-  we_read_java.py)
+IN_PARTS := $(addprefix tests/interop/test_,broker_stores.py crash_hand_over.py hand_over.py java_reads_ours.py kafka_drop_in.py kafka_jobs.py \
+  model_histories.py same_bytes.py we_read_java.py)
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	INTEROP_WHOLE=1 INTEROP_STORES=$(STORES) INTEROP_HISTORIES=$(HISTORIES) INTEROP_SEED=$(SEED) \
