@@ -424,6 +424,7 @@ def test_a_reader_that_is_closed(store: StoreReader) -> None:
         "rocketmq://[::1]:9876;b:2/broker-a",
         "RocketMQ://a:1/",
         "rocketmq://a:1/b_1.x",
+        "rocketmq://http:1",
     ],
 )
 def test_addresses_of_brokers(text: str) -> None:
@@ -448,6 +449,11 @@ def test_addresses_of_brokers(text: str) -> None:
 def test_what_is_no_address_of_brokers(text: str) -> None:
     with pytest.raises(ConfigError, match="rocketmq://host:port;host:port"):
         Location.of(text)
+
+
+def test_a_server_that_lists_name_servers_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"`curl http://jmenv:8080/rocketmq/nsaddr` shows them"):
+        Location.of("rocketmq://http://jmenv:8080/rocketmq/nsaddr")
 
 
 def test_a_view_of_the_files_of_a_store_is_refused(store: StoreReader) -> None:
