@@ -223,6 +223,7 @@ class Pull:
         CorruptionError
             The broker has other messages than those that were asked for.
         """
+        self._patience.progressed()  # the ranges before this one may have taken long
         position, bodies, size = self._span.start, list[bytes | memoryview](), 0
         first = position
         while position < self._span.end:
