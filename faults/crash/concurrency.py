@@ -256,8 +256,8 @@ def _surprises(folder: Path, chance: random.Random, counts: Counts) -> Verdict:
 # ---- races
 
 
-def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Let two processes open a store at once."""
+def _races(root: Path, chance: random.Random, counts: Counts, count: int = 0) -> Verdict:
+    """Let two processes open a store at once, so many times; 0: `RACES` times."""
     verdict = Verdict()
     bases = {"closed": root.with_name("race-closed"), "killed": root.with_name("race-killed")}
     promise = make_base(bases["closed"], FILLED)
@@ -275,7 +275,7 @@ def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
             pass
         alone[name] = tree_hash(copied)
 
-    for number in range(RACES):
+    for number in range(count or RACES):
         name = "killed" if number % 2 else "closed"
         target = root.with_name(f"race-{number}")
         shutil.copytree(bases[name], target)

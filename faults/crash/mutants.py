@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -337,8 +337,8 @@ _LOG_AND_LOCKS = (
     Mutant("__CRC32# is not checked", _no_property_crc, "bit flips", damage("puts", "commitlog/", ways="v")),
     Mutant("a gap between segments is passed over", lambda: mock.patch.object(MappedFileQueue, "load", _load_anything), "damage", damage("large", "commitlog/")),
     Mutant("a reader does not look at the visible end", patched(StoreView, "refresh", blind), "kills", kills("batches", "roll-over")),
-    Mutant("the lock among writers is not taken", lambda: mock.patch.object(WriterLock, "acquire", _pretend), "races", many(concurrency._races)),
-    Mutant("recovery before the lock", patched(AttachedStore, "_take_lock", recovers_before_it_locks), "races", many(concurrency._races)),
+    Mutant("the lock among writers is not taken", lambda: mock.patch.object(WriterLock, "acquire", _pretend), "races", many(concurrency._races, tries=200, count=20)),
+    Mutant("recovery before the lock", patched(AttachedStore, "_take_lock", recovers_before_it_locks), "races", many(concurrency._races, tries=200, count=20)),
     Mutant("queue offsets are cached over another's turn", patched(catching_up, "_catch_up", forgets_nothing), "processes", many(concurrency._processes)),
     Mutant("appends of threads are not one at a time", patched(LogWriter, "__init__", without_mutex), "threads", many(concurrency._threads)),
 )  # fmt: skip
@@ -351,7 +351,7 @@ MUTANTS: tuple[Mutant, ...] = (*_LOG_AND_LOCKS, *(mutant for area in _AREAS for 
 
 
 def hunt(
-    mutant: Mutant, ground: Ground, planted: Planted | None = None, most: int = MOST_CASES
+    mutant: Mutant, ground: Ground, planted: Planted | None = None, most: int = MOST_CASES, first: int = 1
 ) -> tuple[int, Verdict | None]:
     """Return how many cases it took, and the verdict that found it; None if all cases were judged correct.
 
@@ -359,14 +359,17 @@ def hunt(
     ----------
     planted : callable | None
         What is planted instead of the mutant's own bug.
-    most : int
-        The search ends after so many cases.
+    first, most : int
+        The search begins with this case, counted from 1, and ends with that one.
     """
     count = 0
     with (planted or mutant.planted)(), contextlib.redirect_stderr(io.StringIO()):
         try:
-            for verdict in mutant.search(ground):
+            for case in mutant.search(ground):
                 count += 1
+                if count < first and callable(case):
+                    continue
+                verdict = case() if callable(case) else case
                 if not verdict.ok:
                     return count, verdict
                 if count >= most:
@@ -382,6 +385,27 @@ _passed: dict[object, int] = {}
 """Search -> how many of its first cases were right without a bug, in this process."""
 
 
+@dataclass(frozen=True)
+class Hunted:
+    """A mutant, and what its search came to.
+
+    Parameters
+    ----------
+    mutant : Mutant
+    count : int
+        The number of the last case.
+    verdict : Verdict | None
+        What it found; None: nothing is wrong, and no case is left.
+    first : int
+        The number of the first case that was tried.
+    """
+
+    mutant: Mutant
+    count: int
+    verdict: Verdict | None
+    first: int = 1
+
+
 def identity(value: object) -> object:
     """What two searches have in common that were made by the same call."""
     if isinstance(value, FunctionType):
@@ -391,17 +415,19 @@ def identity(value: object) -> object:
     return repr(value)
 
 
-def fault_of_search(mutant: Mutant, ground: Callable[[], Ground], count: int) -> str:
+def fault_of_search(hunted: Hunted, ground: Callable[[], Ground]) -> str:
     """What the search finds without a bug, in the cases of which the last found the bug; empty: nothing, as it should.
 
     Searches that were made by the same call are tried once.
     """
-    search = identity(mutant.search)
-    if _passed.get(search, 0) >= count:
+    search = identity(hunted.mutant.search)
+    if hunted.first == 1 and _passed.get(search, 0) >= hunted.count:
         return ""
-    _, verdict = hunt(mutant, ground(), contextlib.nullcontext, count)
-    if verdict is None:
-        _passed[search] = count
+    count, verdict = hunt(hunted.mutant, ground(), contextlib.nullcontext, hunted.count, hunted.first)
+    if count < hunted.first:  # the search has fewer cases without the bug: all of them must be right
+        _, verdict = hunt(hunted.mutant, ground(), contextlib.nullcontext)
+    if verdict is None and hunted.first == 1:
+        _passed[search] = hunted.count
     return "" if verdict is None else str(verdict)
 
 
@@ -414,40 +440,52 @@ def by_search(mutants: Sequence[Mutant]) -> list[list[Mutant]]:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run all mutants; a case is a mutant's name."""
+    """Run all mutants; a case is a mutant's name, and the number of what found it is printed."""
     counts = Counts()
     for number, mutants in enumerate(by_search([mutant for mutant in MUTANTS if case in ("", mutant.name)])):
         if case or number % part[1] == part[0]:
-            counts.add(together(mutants, seed))
+            counts.add(together(mutants, seed, say=bool(case)))
     return counts
 
 
-def together(mutants: Sequence[Mutant], seed: int) -> Counts:
+def together(mutants: Sequence[Mutant], seed: int, *, say: bool = False) -> Counts:
     """Search for mutants of the same search; what finds them must be content with the code as it is."""
-    counts, hunted = Counts(), list[tuple[Mutant, int, Verdict | None]]()
+    counts, found = Counts(), list[Hunted]()
     for mutant in mutants:
         try:
-            with place_for(mutant, seed) as ground:
-                hunted.append((mutant, *hunt(mutant, ground())))
+            found.append(hunted(mutant, seed))
         except Exception as error:  # noqa: BLE001 - a patch or a search that does not fit the code is told with its name
             counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", again("mutants", seed, mutant.name))
 
     # The longest of these searches comes first: without a bug, it has the cases of all others in it.
-    for mutant, count, verdict in sorted(hunted, key=lambda each: -each[1]):
-        counts.add(proven(mutant, count, verdict, seed))
+    for each in found if say else ():
+        print(f"{each.mutant.name}: case {each.count} of {each.mutant.found_by}: {each.verdict or 'not found'}")
+    for each in sorted(found, key=lambda each: -each.count):
+        counts.add(proven(each, seed))
     return counts
 
 
-def proven(mutant: Mutant, count: int, verdict: Verdict | None, seed: int) -> Counts:
-    """Judge what the search for a mutant has found after so many cases."""
-    counts = Counts()
+def hunted(mutant: Mutant, seed: int) -> Hunted:
+    """Search for a mutant: the case that found it before comes first, and if it does not find it now, all do."""
+    for first, most in ((mutant.case, mutant.case), (1, MOST_CASES)):
+        if first:
+            with place_for(mutant, seed) as ground:
+                found = Hunted(mutant, *hunt(mutant, ground(), most=most, first=first), first)
+            if found.verdict is not None:
+                break
+    return found
+
+
+def proven(found: Hunted, seed: int) -> Counts:
+    """Judge what the search for a mutant has found."""
+    counts, mutant, verdict = Counts(), found.mutant, found.verdict
     command = again("mutants", seed, mutant.name)
     if verdict is None:
-        counts.fail(f"MISSED after {count} cases of {mutant.found_by}: {mutant.name}", command)
+        counts.fail(f"MISSED after {found.count} cases of {mutant.found_by}: {mutant.name}", command)
         return counts
     try:
         with place_for(mutant, seed) as ground:
-            fault = fault_of_search(mutant, ground, count)
+            fault = fault_of_search(found, ground)
     except Exception as error:  # noqa: BLE001 - as above
         counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", command)
         return counts

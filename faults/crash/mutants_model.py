@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 from crash.judge import Verdict
 from crash.model import History, run_history
-from crash.planting import Ground, Mutant, Search, patched, without
+from crash.planting import Case, Ground, Mutant, Search, patched, without
 from messagestore import StoreConfig
 from messagestore.broker import delivery, expired
 from messagestore.broker.delivery import Delivery
@@ -29,11 +30,14 @@ _SEED, _HISTORIES = 11, 200
 def histories(*actions: str) -> Search:
     """Run the histories in which all of these actions come."""
 
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def judged(history: History, ground: Ground) -> Verdict:
+        return run_history(history, ground.folder / "model", Counter()).verdict
+
+    def search(ground: Ground) -> Iterator[Case]:
         for number in range(_HISTORIES):
             history = History(_SEED, number)
             if {act.__name__ for _, act, _ in history.actions()} >= set(actions):
-                yield run_history(history, ground.folder / "model", Counter()).verdict
+                yield partial(judged, history, ground)
 
     return search
 
