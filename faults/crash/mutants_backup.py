@@ -71,18 +71,21 @@ MUTANTS = (
         patched(_Backup, "_log_parts", _whole_files),
         "kills of backups",
         interrupted("roll-over"),
+        case=23,
     ),
     Mutant(
         "a backup notes segments that are not copied yet",
         patched(_Backup, "_note", _points_that_forget),
         "kills of backups",
         interrupted("roll-over"),
+        case=28,
     ),
     Mutant(
         "a backup makes a point before its files are synced",
         without(_Backup, "_sync"),
         "power cuts in backups",
         interrupted("async puts", "Spark commits", power_every=1),
+        case=103,
     ),
     Mutant(
         "a restored store has no ancestors",
@@ -95,5 +98,6 @@ MUTANTS = (
         patched(_Backup, "_queues", _whole_queues),
         "kills of backups",
         interrupted("async puts"),
+        case=23,
     ),
 )

@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an empty queue begins at 0 again after retention", patched(QueueNumbers, "next_offset", _from_the_end), "histories of the model", histories("expire")),
     Mutant("a rebuilt queue without messages begins at 0 again", without(_Changes, "_keep_numbers"), "histories of the model", histories("rebuild", "expire")),
     Mutant("a rebuilt queue counts as read", lambda: mock.patch.object(expired, "_first_unread", _read_when_rebuilt(expired._first_unread)), "histories of the model", histories("publish", "expire", "rebuild")),
-    Mutant("retention deletes half messages that are open", without(expired, "_needed_halves", []), "histories of the model", histories("prepare", "expire")),
+    Mutant("retention deletes half messages that are open", without(expired, "_needed_halves", []), "histories of the model", histories("prepare", "expire"), case=8),
     Mutant("after retention, half messages are forgotten by the next process", patched(OpenHalves, "_begin", _not_after_retention), "histories of the model", histories("prepare", "expire", "reopen")),
     Mutant("the progress of a delivery passes what had no room", patched(Delivery, "_append", _all_of_a_round), "histories of the model", histories("deliver")),
     Mutant("half messages are forgotten by the next process", patched(OpenHalves, "_begin", _from_now_on), "histories of the model", histories("prepare", "reopen")),

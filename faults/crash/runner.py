@@ -77,7 +77,7 @@ MODES = (
     ),
     Mode("errors", "crash.errors", 2, 0.1, "operation n fails, for every n; full and dead disks; interrupts"),
     Mode("fuzz", "crash.fuzz", 2, 0.1, "hostile bytes, links, owners and clocks"),
-    Mode("concurrency", "crash.concurrency", 1, 0.05, "many readers, writers, brokers and streams at once"),
+    Mode("concurrency", "crash.concurrency", 2, 0.05, "many readers, writers, brokers and streams at once"),
     Mode("deliveries", "crash.deliveries", 2, 0.05, "deliverers of delayed messages die, and a broker takes over"),
     Mode("deletions", "crash.deletions", 1, 0.05, "processes that delete a topic die at every operation"),
     Mode("halves", "crash.halves", 1, 0.05, "transactions interrupted by a kill or a power cut at every operation"),
