@@ -312,7 +312,7 @@ _LOG_AND_LOCKS = (
     Mutant("abort is not made", without(LogWriter, "ensure_abort"), "kills and power cuts", kills("batches")),
     Mutant("the clean end moves before queues and index are synced", without(StoreFiles, "sync_derived"), "power cuts", power_cuts("clean end moves")),
     Mutant("two new names of a folder are not synced", patched(MappedFileQueue, "create", _forget_names), "power cuts", power_cuts("roll-over", "async roll-over")),
-    Mutant("recovery does not make durable what it keeps", without(apply._Changes, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts")),
+    Mutant("recovery does not make durable what it keeps", without(apply._Changes, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts"), case=87),
     Mutant("the ASYNC flag is not synced before the first ASYNC byte", no_sync("/spark/state/"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the CRCs of a batch are not checked in recovery", without(survey, "bad_chunk"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the journal is believed without a look at the log", lambda: _both(mock.patch.object(transaction, "batch_is_there", return_value=True), mock.patch.object(BatchJournal, "check"), mock.patch.object(recovered_journal, "fault_of_pair", return_value="")), "an entry without its batch", vanished_batch),

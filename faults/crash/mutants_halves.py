@@ -133,5 +133,5 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the progress passes open half messages", patched(OpenHalves, "progress", passes_open_ones), "kills", interrupted("sync")),
     Mutant("a check is not counted", patched(half_records, "_checked_again", counts_nothing), "kills", interrupted("sync")),
     Mutant("a check is counted after it is made", patched(HalfChecks, "check", asks_first), "kills", interrupted("sync")),
-    Mutant("a half message is acknowledged before its sync", patched(Puts, "put_encoded", does_not_wait), "power cuts", interrupted("sync", power_cuts=True), case=68),
+    Mutant("a half message is acknowledged before its sync", patched(Puts, "put_encoded", does_not_wait), "power cuts", interrupted("sync", power_cuts=True)),
 )  # fmt: skip
