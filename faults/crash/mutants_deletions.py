@@ -57,7 +57,7 @@ def _one_by_one(real: Any) -> Any:
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("a deletion forgets neither seals nor journal", patched(topic_deletion, "_forget", _keeps_seals), "killed deletions", killed()),
     Mutant("a deletion leaves what groups have read", without(ConsumerOffsets, "forget_topic"), "killed deletions", killed()),
-    Mutant("a deletion leaves the settings of a topic", without(Topics, "remove"), "killed deletions", killed()),
+    Mutant("a deletion leaves the settings of a topic", without(Topics, "remove"), "killed deletions", killed(), case=86),
     Mutant("queues of a deleted topic go one by one", patched(topic_deletion, "_take_away", _one_by_one), "killed deletions", killed()),
-    Mutant("the deletion of a topic is not synced", no_sync("/consumequeue", "fsync_dir"), "killed deletions", killed()),
+    Mutant("the deletion of a topic is not synced", no_sync("/consumequeue", "fsync_dir"), "killed deletions", killed(), case=113),
 )  # fmt: skip
