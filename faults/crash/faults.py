@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from crash import hostile
 from crash.harness import Promise, Step, die, do_step
 from crash.imitate import seal
 from crash.judge import Crash, Verdict, judge
@@ -214,7 +215,7 @@ def check_fault(
 def accepted(promise: Promise, step: Step) -> Iterator[bool]:
     """Yield whether a step returned, if it left something."""
     for whole in in_log_order([step]):
-        name = whole[0].decode()
+        name = whole[0].decode(hostile.ENCODING)
         key = (name.split("/")[0], int(name.split("/")[1]))
         yield name in promise.accepted or key in promise.accepted
 
