@@ -12,7 +12,7 @@
 #   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
 #   make live-deep   500 kills of drivers, tasks, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
 #   make live-demo   Spark between two topics of two brokers, one of which is killed   make live-demo ARGS="--every 1"
-#   make interop-deep  random stores and histories, as many as it is told, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
+#   make interop-deep  all random cases, of which interop takes another part each day, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
@@ -125,8 +125,10 @@ test-deep: setup
 # What is missing is skipped, aloud; in CI a skip is a failure (tests/interop/conftest.py).
 # Three processes more than there are cores: most tests wait for brokers, for their timers and for the seconds that each takes
 # to stop. Who runs what is said in tests/interop/conftest.py; the order is that of tests/conftest.py.
+# Of the random cases it takes a part, which the day chooses (tests/interop/share.py): make interop INTEROP_DAY=739581
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
+	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
 	$(BIN)/python -m pytest -n $$(($$(nproc) + 3)) --dist loadscope --no-loadscope-reorder -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
 
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
@@ -139,11 +141,13 @@ live-deep: setup
 	@$(MAKE) --no-print-directory maven
 	PYTHONPATH=faults:tests $(BIN)/python -m interop.kills --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
+# The files of which interop takes a part (tests/interop/test_share.py compares).
+IN_PARTS := $(addprefix tests/interop/test_,broker_stores.py crash_hand_over.py hand_over.py java_reads_ours.py kafka_drop_in.py kafka_jobs.py \
+  model_histories.py same_bytes.py we_read_java.py)
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
-	INTEROP_STORES=$(STORES) INTEROP_HISTORIES=$(HISTORIES) INTEROP_SEED=$(SEED) \
-	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop/test_broker_stores.py \
-	  tests/interop/test_model_histories.py tests/interop/test_replay_torture.py $(ARGS)
+	INTEROP_WHOLE=1 INTEROP_STORES=$(STORES) INTEROP_HISTORIES=$(HISTORIES) INTEROP_SEED=$(SEED) \
+	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java $(IN_PARTS) tests/interop/test_replay_torture.py $(ARGS)
 
 # The Java driver of the interop tests is built with Maven and a JDK.
 maven: java

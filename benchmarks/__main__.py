@@ -32,7 +32,7 @@ from benchmarks import (
     store_syncs,
     store_wait,
 )
-from benchmarks.measure import Settings
+from benchmarks.measure import MEMORY, Settings, room_in_memory
 
 STORE: dict[str, Callable[[Settings], None]] = {
     "append": store_append.run,
@@ -52,6 +52,10 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "backup": store_backup.run,
 }
 
+_QUICK_ROOM = 4 << 30
+"""More bytes than a quick run has at once."""
+_QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Short programs take half of the CPU so."""
 
 CURVES = tuple(curves.AXES)
 LIVE = ("source", "sink", "copy", "arrivals")
@@ -118,13 +122,19 @@ def main() -> None:
     suites = parser.add_subparsers(dest="suite", required=True)
     for suite, (words, groups) in SUITES.items():
         store = suites.add_parser(suite, help=words)
-        store.add_argument("--quick", action="store_true", help="100 000 rows and few rounds: does everything run?")
+        store.add_argument(
+            "--quick", action="store_true", help="100 000 rows, one round, in memory: does everything run?"
+        )
         store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 100 000)")
-        store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 2)")
+        store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 1)")
         store.add_argument("--only", nargs="+", choices=groups, default=groups, help="some groups of figures")
         if suite in PUBLISHED:
             store.add_argument("--publish", help=PUBLISHED[suite])
-        store.add_argument("--folder", type=Path, help="where data roots are made, and removed; default: the system's")
+        store.add_argument(
+            "--folder",
+            type=Path,
+            help="where data roots are made, and removed; default: the system's, or memory when quick",
+        )
 
     arguments = parser.parse_args()
 
@@ -134,13 +144,18 @@ def main() -> None:
         file=sys.stderr,
     )
 
+    if arguments.quick:
+        os.environ.setdefault("JDK_JAVA_OPTIONS", _QUICK_JAVA)
+        if arguments.folder is None and room_in_memory(_QUICK_ROOM):
+            arguments.folder = MEMORY
+
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="messagestore-bench-", dir=arguments.folder) as folder:
             group(arguments.suite, name)(
                 Settings(
                     folder=Path(folder),
                     rows=arguments.rows or (100_000 if arguments.quick else 1_000_000),
-                    rounds=arguments.rounds or (2 if arguments.quick else 5),
+                    rounds=arguments.rounds or (1 if arguments.quick else 5),
                     quick=arguments.quick,
                     publish=getattr(arguments, "publish", None),
                 )

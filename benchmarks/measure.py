@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -163,13 +164,28 @@ def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[Take
         gc.enable()
 
 
+MEMORY = Path("/dev/shm")
+
+
+def in_memory(folder: Path) -> bool:
+    """Whether a folder is on the file system in memory."""
+    return MEMORY.exists() and folder.stat().st_dev == MEMORY.stat().st_dev
+
+
+def room_in_memory(size: int) -> bool:
+    """Whether `size` bytes are free on the file system in memory."""
+    return MEMORY.exists() and shutil.disk_usage(MEMORY).free >= size
+
+
 def settle(folder: Path, size: int = 0) -> None:
     """Prepare the machine for a figure: write the dirty pages of earlier figures, and claim `size` bytes of memory.
 
     A virtual machine returns free memory to its host and gets it back page by page, at about 10 us for 4 KiB: ten times
     the cost of the bytes themselves. The first figure would include that time. Writing a file of that size here avoids
-    this.
+    this. In memory there is nothing to write, and syncing everybody's disks would only wait.
     """
+    if in_memory(folder):
+        return
     os.sync()
     path, piece = folder / "settle", bytes(min(size, _PIECE))
     try:

@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def run(settings: Settings) -> None:
     for _ in range(settings.rounds):
         for beside in ("alone", "busy"):
             settle(settings.folder)
-            with _busy_disk(settings.folder) if beside == "busy" else contextlib.nullcontext():
+            with _busy_disk(settings.folder, quick=settings.quick) if beside == "busy" else contextlib.nullcontext():
                 for pool in ("direct", "pool"):
                     times, cpu_s = _puts(settings.folder / "pool", seconds, enabled=pool == "pool")
                     name = f"{beside}.{pool}"
@@ -73,13 +74,21 @@ def _puts(root: Path, seconds: float, *, enabled: bool) -> tuple[list[float], fl
 
 
 @contextlib.contextmanager
-def _busy_disk(folder: Path) -> Iterator[None]:
-    """Another process writes, and has dirtied what the kernel lets it before the block begins."""
+def _busy_disk(folder: Path, *, quick: bool) -> Iterator[None]:
+    """Another process writes, and has dirtied what the kernel lets it before the block begins.
+
+    A quick run asks only whether everything runs: it begins when the writer does.
+    """
     path = folder / "busy"
-    writer = multiprocessing.get_context("spawn").Process(target=_write_for_ever, args=(str(path),))
+    spawn = multiprocessing.get_context("spawn")
+    begun = spawn.Event()
+    blocks = 64 if quick else 4096
+    writer = spawn.Process(target=_write_for_ever, args=(str(path), blocks, begun))
     writer.start()
     try:
-        time.sleep(5)
+        begun.wait()
+        if not quick:
+            time.sleep(5)
         yield
     finally:
         writer.terminate()
@@ -87,9 +96,11 @@ def _busy_disk(folder: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _write_for_ever(path: str) -> None:
-    """Write a file of 4 GiB again and again."""
+def _write_for_ever(path: str, blocks: int, begun: Event) -> None:
+    """Write a file of so many MiB again and again."""
     block = os.urandom(1 << 20)
     while True:
         with open(path, "wb") as file:
-            file.writelines(block for _ in range(4096))
+            file.write(block)
+            begun.set()
+            file.writelines(block for _ in range(blocks - 1))

@@ -15,6 +15,7 @@ import tomllib
 import types
 import venv
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -32,16 +33,54 @@ GLIBC = (2, 17)
 """The oldest glibc on which a wheel runs."""
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """What an sdist holds: the checkout's files of this moment, and no compiled kernel."""
-    hatch(ROOT, tmp_path / "sdist", "-t", "sdist")
-    [archive] = (tmp_path / "sdist").iterdir()
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An sdist of the checkout's files of this moment."""
+    target = tmp_path_factory.mktemp("sdist")
+    hatch(ROOT, target, "-t", "sdist")
+    [path] = target.iterdir()
+    return path
+
+
+def unpacked(archive: Path, target: Path) -> Path:
+    """The folder that an sdist holds; no compiled kernel is in it."""
     with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
-    [folder] = tmp_path.glob("pyspark_messagestore-*")
+        packed.extractall(target, filter="data")
+    [folder] = target.glob("pyspark_messagestore-*")
     assert not list(folder.rglob("*.so"))
     return folder
+
+
+@pytest.fixture
+def checkout(archive: Path, tmp_path: Path) -> Path:
+    """What an sdist holds, to be changed and built in."""
+    return unpacked(archive, tmp_path)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A wheel, and how it came about."""
+
+    path: Path
+    tag: str
+    files: set[str]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def with_kernel(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The wheel of an sdist, with its compiled kernel."""
+    folder = tmp_path_factory.mktemp("with-kernel")
+    found = wheel(unpacked(archive, folder), folder / "wheel")
+    return Built(next((folder / "wheel").iterdir()), *found)
+
+
+@pytest.fixture(scope="module")
+def without_kernel(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The wheel of an sdist, without the kernel on purpose."""
+    folder = tmp_path_factory.mktemp("without-kernel")
+    found = wheel(unpacked(archive, folder), folder / "wheel", **{kernel.VARIABLE: kernel.OFF})
+    return Built(next((folder / "wheel").iterdir()), *found)
 
 
 def test_an_older_python_is_refused_in_one_sentence_before_the_compiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +134,7 @@ def test_the_kernel_is_hardened() -> None:
 COMMIT = "pyspark_messagestore/commit.txt"
 
 
-def test_a_checkout_hands_its_commit_on_to_what_is_built(checkout: Path, tmp_path: Path) -> None:
+def test_a_checkout_hands_its_commit_on_to_what_is_built(checkout: Path, without_kernel: Built) -> None:
     """Through a source archive, which has no .git, into a wheel; nothing is left behind in the checkout."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout: there is no commit to hand on")
@@ -103,8 +142,7 @@ def test_a_checkout_hands_its_commit_on_to_what_is_built(checkout: Path, tmp_pat
     packed = (checkout / "connector" / COMMIT).read_text()
     assert packed.split()[0] == git.stdout.strip()
     assert not (ROOT / "connector" / COMMIT).exists()
-    _, files, _ = wheel(checkout, tmp_path / "wheel", MESSAGESTORE_KERNEL="off")
-    assert COMMIT in files
+    assert COMMIT in without_kernel.files
 
 
 def test_a_folder_without_a_commit_is_built_without_one(checkout: Path, tmp_path: Path) -> None:
@@ -139,13 +177,12 @@ def wheel(folder: Path, target: Path, **environment: str) -> tuple[str, set[str]
 
 
 @needs_kernel
-def test_an_sdist_builds_a_wheel_with_the_kernel_for_every_python_from_3_11(checkout, tmp_path):
-    tag, files, _ = wheel(checkout, tmp_path / "wheel")
-    assert tag.startswith("cp311-abi3-linux_") and BUILT in files
-    with zipfile.ZipFile(next((tmp_path / "wheel").iterdir())) as packed:
+def test_an_sdist_builds_a_wheel_with_the_kernel_for_every_python_from_3_11(with_kernel, checkout, tmp_path):
+    assert with_kernel.tag.startswith("cp311-abi3-linux_") and BUILT in with_kernel.files
+    with zipfile.ZipFile(with_kernel.path) as packed:
         built = packed.extract(BUILT, tmp_path)
     assert kernel.load(built).crc32(b"123456789") == 0xCBF43926
-    assert not any(name.endswith((".c", ".h", ".md")) for name in files)
+    assert not any(name.endswith((".c", ".h", ".md")) for name in with_kernel.files)
     assert (checkout / "store" / "messagestore" / "writer" / "README.md").is_file()
 
 
@@ -196,19 +233,15 @@ def repaired(made: Path, target: Path) -> Path:
 
 
 @needs_kernel
-def test_a_wheel_with_the_kernel_fits_every_linux_and_does_what_readme_says(checkout, tmp_path):
+def test_a_wheel_with_the_kernel_fits_every_linux_and_does_what_readme_says(with_kernel, tmp_path):
     """auditwheel finds no library but glibc, and no symbol that an old one lacks."""
-    wheel(checkout, tmp_path / "wheel")
-    [made] = (tmp_path / "wheel").iterdir()
-    path = repaired(made, tmp_path / "dist")
+    path = repaired(with_kernel.path, tmp_path / "dist")
     where = first_commands(installed(path, tmp_path / "venv"), tmp_path / "empty")
     assert where.count(str(tmp_path / "venv")) == 2
 
 
-def test_a_wheel_without_the_kernel_does_what_readme_says(checkout, tmp_path):
-    wheel(checkout, tmp_path / "wheel", **{kernel.VARIABLE: kernel.OFF})
-    [path] = (tmp_path / "wheel").iterdir()
-    where = first_commands(installed(path, tmp_path / "venv"), tmp_path / "empty")
+def test_a_wheel_without_the_kernel_does_what_readme_says(without_kernel, tmp_path):
+    where = first_commands(installed(without_kernel.path, tmp_path / "venv"), tmp_path / "empty")
     assert where.count(str(tmp_path / "venv")) == 2
 
 
@@ -248,10 +281,9 @@ def test_a_compiler_for_another_processor_makes_a_wheel_for_it(checkout, tmp_pat
         assert processor_of(Path(packed.extract(BUILT, tmp_path))) == 183
 
 
-def test_the_kernel_can_be_left_out_on_purpose(checkout, tmp_path):
-    tag, files, said = wheel(checkout, tmp_path / "wheel", **{kernel.VARIABLE: kernel.OFF})
-    assert tag == "py3-none-any.whl" and BUILT not in files
-    assert "MESSAGESTORE_KERNEL=off" in said
+def test_the_kernel_can_be_left_out_on_purpose(without_kernel):
+    assert without_kernel.tag == "py3-none-any.whl" and BUILT not in without_kernel.files
+    assert "MESSAGESTORE_KERNEL=off" in without_kernel.said
 
 
 @needs_kernel

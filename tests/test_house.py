@@ -220,7 +220,7 @@ def test_documented_verbs_exist(texts: dict[str, str]) -> None:
     targets = set(re.findall(r"^([a-z-]+):", texts["Makefile"], re.MULTILINE))
     documents = "\n".join(text for name, text in texts.items() if name.endswith(".md"))
     used = set(re.findall(r"(?:^|`|&& )make ([a-z-]+)", documents, re.MULTILINE))
-    used |= set(re.findall(r"^(?:step|make --no-print-directory) ([a-z-]+)", texts[".ci/run"], re.MULTILINE))
+    used |= set(re.findall(r"^ *(?:step|make --no-print-directory) ([a-z-]+)", texts[".ci/run"], re.MULTILINE))
     assert used <= targets
     assert {"setup", "test", "lint", "typecheck", "bench", "docs"} <= targets
 

@@ -44,7 +44,7 @@ from spark_faults.fake_spark import Checkpoint, QueryFailedError
 from spark_faults.ledger import visible
 from spark_faults.processes import Process, connect
 
-QUICK_CASES, DEEP_CASES = 500, 10_000
+QUICK_CASES, DEEP_CASES = 120, 10_000
 CASES_OF_A_STORE = 250
 BATCH_ROWS = 60
 _HOSTS = {

@@ -20,6 +20,7 @@ from crash.judge import Crash, Verdict, judge, killed
 from crash.memdisk import MemDisk, MemRecordingDisk, Tree
 from crash.power_cut import Folder, Write
 from crash.simdisk import Operation
+from crash.turns import is_taken
 from crash.workloads import WORKLOADS, Bases, Workload, copy_of
 from messagestore import MessageStore, StoreError
 from messagestore.backup.copying import back_up
@@ -147,8 +148,8 @@ def _restored(places: Places, disk: MemDisk, number: int) -> Tree:
     return {path: data for path, data in restored.tree().items() if not path.startswith("spark/")}
 
 
-def run(folder: Path, seed: int, part: tuple[int, int], case: str = "") -> Counts:
-    """Run all kills of each story, and some power cuts."""
+def run(folder: Path, seed: int, part: tuple[int, int], runs: int, case: str = "") -> Counts:
+    """Run the kills of each story, and some power cuts: all of them in so many runs."""
     counts, places = Counts(), Places(folder)
     bases = Bases(places.store)
     for number, name in enumerate(STORIES):
@@ -157,7 +158,7 @@ def run(folder: Path, seed: int, part: tuple[int, int], case: str = "") -> Count
         with Story.told(name, places, bases) as story:
             for at, (label, content) in enumerate(story.left(places, power_every=_POWER_EVERY)):
                 key = f"{KEY}{name}/{at}"
-                if not case or key == case:
+                if key == case if case else is_taken(at, runs, seed):
                     verdict = story.judged(places, content)
                     counts.take("backups", verdict, f"{key}: {label}", again_command("images", seed, key))
     return counts

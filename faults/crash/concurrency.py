@@ -15,6 +15,7 @@ retentions  retention, writers and a deliverer that are killed again and again, 
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -45,15 +46,18 @@ from crash.workloads import FILLED, batch, copy_of, put
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, StoreLockedError
 from messagestore.session import attached_store
 
-READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 200
-SURPRISES = 40
-TURNS = 40
+READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 60
+SURPRISES = 15
+TURNS = 20
 _QUEUES, _ROWS = 3, 30
 ROLLING = SMALL.replace(clean_interval="20ms", lock_timeout="30s")
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run each kind once, or in turn for the given seconds; a case is a kind and its seed."""
+    """Run each kind once, or in turn for the given seconds; a case is a kind and its seed.
+
+    In the quick profile, the parts divide the kinds among them.
+    """
     counts, until_s = Counts(), time.monotonic() + seconds
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
         "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "turns": turns, "races": _races, "surprises": _surprises,
@@ -62,15 +66,15 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
         "retentions": retentions.retentions,
     }  # fmt: skip
     with scratch_folder() as folder:
-        for turn in range(part[0], 1 << 30, part[1]):
-            for kind, look in kinds.items():
+        for turn in itertools.count() if quick or case else range(part[0], 1 << 30, part[1]):
+            for number, (kind, look) in enumerate(kinds.items()):
                 key = f"{kind}/{turn}"
-                if case and key != case:
+                if key != case if case else quick and number % part[1] != part[0]:
                     continue
                 verdict = look(folder / f"{kind}-{turn}", random.Random(f"{seed} {key}"), counts)
                 if not verdict.ok:
                     counts.fail(f"{key}: {verdict}", again("concurrency", seed, key), verdict)
-            if quick or time.monotonic() > until_s or (case and turn >= int(case.rpartition("/")[2])):
+            if turn >= int(case.rpartition("/")[2]) if case else quick or time.monotonic() > until_s:
                 return counts
     return counts
 
@@ -256,8 +260,8 @@ def _surprises(folder: Path, chance: random.Random, counts: Counts) -> Verdict:
 # ---- races
 
 
-def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Let two processes open a store at once."""
+def _races(root: Path, chance: random.Random, counts: Counts, count: int = 0) -> Verdict:
+    """Let two processes open a store at once, so many times; 0: `RACES` times."""
     verdict = Verdict()
     bases = {"closed": root.with_name("race-closed"), "killed": root.with_name("race-killed")}
     promise = make_base(bases["closed"], FILLED)
@@ -275,7 +279,7 @@ def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
             pass
         alone[name] = tree_hash(copied)
 
-    for number in range(RACES):
+    for number in range(count or RACES):
         name = "killed" if number % 2 else "closed"
         target = root.with_name(f"race-{number}")
         shutil.copytree(bases[name], target)

@@ -26,6 +26,8 @@ class Counts:
         The failures, each with the command that repeats it.
     notes : list of str
         What could not be done on this machine: printed prominently.
+    processor_s : float
+        The seconds of processors that it took, with those of all processes that it started and waited for.
     """
 
     cases: Counter[str] = field(default_factory=Counter)
@@ -34,6 +36,7 @@ class Counts:
     misread: int = 0
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    processor_s: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -60,6 +63,7 @@ class Counts:
         self.duplicated += other.duplicated
         self.misread += other.misread
         self.failures += other.failures
+        self.processor_s += other.processor_s
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def to_dict(self) -> dict[str, Any]:

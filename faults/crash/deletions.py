@@ -25,11 +25,13 @@ from crash.imitate import another_boot
 from crash.judge import Verdict
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import MODES, Folder
+from crash.turns import taken_by_kind
 from messagestore import ASYNC_FLUSH, Message, MessageStore, StoreConfig
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.inspect.verify import verify
 
-QUICK_COUNT = 900
+EVERY, EVERY_CUT = 3, 17
+"""How many runs take all kills between them, and all power cuts."""
 GROUP, TOPIC, KEPT = "g", "t", "kept"
 FIRST, NEW, OTHERS = 12, 5, 4
 """How many messages the topic has in two queues, how many are put to the new one, and how many another topic has."""
@@ -128,12 +130,22 @@ class Point:
 
 
 def points(stories: Sequence[Story], seed: int) -> list[Point]:
-    """A kill at each operation of each story, and then each kind of power cut there, in any order."""
-    found = [
+    """A kill at each operation of each story, and each kind of power cut there, which `seed` decides."""
+    return [
         Point(story, cut, mode, seed) for story in stories for cut in range(story.disk.position + 1) for mode in MODES
     ]
-    random.Random(seed).shuffle(found)
-    return sorted(found, key=lambda point: point.mode != "all")
+
+
+def chosen(stories: Sequence[Story], seed: int, part: tuple[int, int], *, quick: bool) -> Iterator[Point]:
+    """Yield this part of the points that a run with this seed takes: one kill in `EVERY`, one power cut in `EVERY_CUT`.
+
+    A run that is not quick takes all of them: first the kills, in any order.
+    """
+    every = points(stories, seed)
+    if quick:
+        return taken_by_kind(every, lambda point: EVERY if point.mode == "all" else EVERY_CUT, seed, part)
+    random.Random(seed).shuffle(every)
+    return iter(sorted(every, key=lambda point: point.mode != "all")[part[0] :: part[1]])
 
 
 def judge(point: Point, content: Folder, root: Path) -> Verdict:
@@ -177,6 +189,16 @@ def judge(point: Point, content: Folder, root: Path) -> Verdict:
     return verdict
 
 
+def judged(point: Point, content: Folder, root: Path) -> Verdict:
+    """As `judge`; a store that does not open is wrong, too."""
+    try:
+        return judge(point, content, root)
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return Verdict(misread=[f"{type(error).__name__}: {error}"])
+    finally:
+        die(root)
+
+
 def _look_beside(store: MessageStore, disk: MemDisk, story: Story, verdict: Verdict) -> None:
     if story.name == "the only topic":
         return
@@ -198,37 +220,34 @@ def _offsets(root: Path, disk: MemDisk, topic: str) -> dict[int, int]:
     return table.get(topic, GROUP)
 
 
-def cases(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterator[tuple[str, Verdict, str]]:
-    """Yield (key, verdict, label) of this part of all cases, or of the one with this key; endless, by other seeds."""
+def cases(
+    root: Path, seed: int, part: tuple[int, int], key: str = "", *, quick: bool = False
+) -> Iterator[tuple[str, Verdict, str]]:
+    """Yield (key, verdict, label) of this part of all cases, or of the one with this key.
+
+    Endless, by other seeds, unless it is a quick run.
+    """
     with quiet_threads():
         stories = [Story.of(name, root) for name in CONFIGS]
         turn = int(key.rpartition("/")[2]) if key else seed
         while True:
-            for number, point in enumerate(points(stories, turn)):
-                if point.key != key if key else number % part[1] != part[0]:
+            for point in points(stories, turn) if key else chosen(stories, turn, part, quick=quick):
+                if key and point.key != key:
                     continue
                 left = point.left()
-                if left is None:
-                    continue
-                try:
-                    verdict = judge(point, left[0], root)
-                except Exception as error:  # noqa: BLE001 - a store that does not open is a failure, too
-                    verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
-                finally:
-                    die(root)
-                yield point.key, verdict, left[1]
-            if key:
+                if left is not None:
+                    yield point.key, judged(point, left[0], root), left[1]
+            if key or quick:
                 return
             turn += 1
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Judge `QUICK_COUNT` deaths; in deep mode, as many as fit into the given seconds."""
+    """Judge some deaths; in deep mode, as many as fit into the given seconds."""
     counts, begin_s = Counts(), time.monotonic()
     with scratch_folder() as folder:
-        for number, (key, verdict, label) in enumerate(cases(folder / "store", seed, part, case)):
+        for key, verdict, label in cases(folder / "store", seed, part, case, quick=quick):
             counts.take("killed deletions", verdict, f"{key}: {label}", again("deletions", seed, key))
-            enough = (number + 1) * part[1] >= QUICK_COUNT
-            if enough if quick else time.monotonic() > begin_s + seconds:
+            if not quick and time.monotonic() > begin_s + seconds:
                 break
     return counts

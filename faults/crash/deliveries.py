@@ -40,6 +40,7 @@ from crash.judge import Verdict
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import MODES, Folder
 from crash.simdisk import Killed
+from crash.turns import taken_by_kind
 from messagestore import (
     ASYNC_FLUSH,
     Message,
@@ -56,7 +57,9 @@ from messagestore.session import attached_store
 
 NOW_MS = 1_795_170_401_381
 LATER_MS = NOW_MS + 60_000
-QUICK_COUNT, QUICK_HISTORIES = 1_500, 150
+EVERY, EVERY_CUT = 5, 23
+"""How many runs take all kills between them, and all power cuts."""
+QUICK_HISTORIES = 60
 CONFIG = SMALL.replace(message_delay_level="1s 5s 10s", flush_delay_offset_interval=1)
 CONFIGS = {
     "sync": CONFIG,
@@ -222,12 +225,22 @@ class Point:
 
 
 def points(stories: Sequence[Story], seed: int) -> list[Point]:
-    """A kill at each operation of each story, and then each kind of power cut there, in any order."""
-    found = [
+    """A kill at each operation of each story, and each kind of power cut there, which `seed` decides."""
+    return [
         Point(story, cut, mode, seed) for story in stories for cut in range(story.disk.position + 1) for mode in MODES
     ]
-    random.Random(seed).shuffle(found)
-    return sorted(found, key=lambda point: point.mode != "all")
+
+
+def chosen(stories: Sequence[Story], seed: int, part: tuple[int, int], *, quick: bool) -> Iterator[Point]:
+    """Yield this part of the points that a run with this seed takes: one kill in `EVERY`, one power cut in `EVERY_CUT`.
+
+    A run that is not quick takes all of them: first the kills, in any order.
+    """
+    every = points(stories, seed)
+    if quick:
+        return taken_by_kind(every, lambda point: EVERY if point.mode == "all" else EVERY_CUT, seed, part)
+    random.Random(seed).shuffle(every)
+    return iter(sorted(every, key=lambda point: point.mode != "all")[part[0] :: part[1]])
 
 
 def broker_delivers(root: Path, disk: MemDisk, config: StoreConfig, count: int) -> None:
@@ -455,15 +468,20 @@ def histories(root: Path, seed: int, part: tuple[int, int], key: str = "") -> It
                 return
 
 
-def cases(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterator[tuple[str, Verdict, str]]:
-    """Yield (key, verdict, label) of this part of all cases, or of the one with this key; endless, by other seeds."""
+def cases(
+    root: Path, seed: int, part: tuple[int, int], key: str = "", *, quick: bool = False
+) -> Iterator[tuple[str, Verdict, str]]:
+    """Yield (key, verdict, label) of this part of all cases, or of the one with this key.
+
+    Endless, by other seeds, unless it is a quick run.
+    """
     with quiet_threads():
         stories = [Story.of(name, root) for name in CONFIGS]
         turn = int(key.rpartition("/")[2]) if key else seed
 
         while True:
-            for number, point in enumerate(points(stories, turn)):
-                if point.key != key if key else number % part[1] != part[0]:
+            for point in points(stories, turn) if key else chosen(stories, turn, part, quick=quick):
+                if key and point.key != key:
                     continue
 
                 left = point.left()
@@ -477,22 +495,28 @@ def cases(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterat
                 finally:
                     die(root)
                 yield point.key, verdict, left.label
-            if key:
+            if key or quick:
                 return
             turn += 1
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Judge `QUICK_COUNT` deaths and `QUICK_HISTORIES`; in deep mode, as many as fit into the given seconds."""
+    """Judge some deaths and `QUICK_HISTORIES`; in deep mode, as many as fit into the given seconds."""
     counts, begin_s = Counts(), time.monotonic()
-    kinds = (("numbers that go back", histories, QUICK_HISTORIES, 0.3), ("killed deliveries", cases, QUICK_COUNT, 1.0))
     with scratch_folder() as folder:
-        for kind, search, count, share in kinds:
-            if case and case.startswith("back/") != (search is histories):
+        root = folder / "store"
+        back = histories(root, seed, part, case)
+        if quick:
+            back = itertools.islice(back, -(-QUICK_HISTORIES // part[1]))
+        kinds = (
+            ("numbers that go back", back, 0.3),
+            ("killed deliveries", cases(root, seed, part, case, quick=quick), 1.0),
+        )
+        for kind, search, share in kinds:
+            if case and case.startswith("back/") != (search is back):
                 continue
-            for number, (key, verdict, label) in enumerate(search(folder / "store", seed, part, case)):
+            for key, verdict, label in search:
                 counts.take(kind, verdict, f"{key}: {label}", again("deliveries", seed, key))
-                enough = (number + 1) * part[1] >= count
-                if enough if quick else time.monotonic() > begin_s + seconds * share:
+                if not quick and time.monotonic() > begin_s + seconds * share:
                     break
     return counts

@@ -26,37 +26,36 @@ from pathlib import Path
 
 from crash import checker, dead_disks, full_disks, interrupts, many_queues
 from crash.counts import Counts, again
-from crash.faults import FAULTS, check_fault, fault_points
+from crash.faults import FAULTS, check_fault, fault_points, operations_of
 from crash.harness import SMALL, Promise, Step, batch_columns, check_content, die, run_steps, scratch_folder
 from crash.judge import Verdict, note_content, note_faults
 from crash.power import FILE_SYSTEMS, CannotMountError
+from crash.turns import taken_by_kind
 from crash.workloads import FILLED, WORKLOADS, Base, Bases, batch, put
 from messagestore import BatchRequest, Message, MessageStore, StoreError, StoreFullError, StorePoisonedError
 from messagestore.files.disk import Disk
 from messagestore.inspect.verify import verify
 
-_QUICK_OF_A_KIND = {"EIO": 2, "ENOSPC": 2}
-_QUICK = (
-    "single puts", "group commit", "async puts", "async, then sync", "roll-over", "roll-over of the index", "Spark commits",
-    "clean end moves",
-)  # fmt: skip
-_QUICK_LINES = 79
+EVERY = {"full disks": 13, "interrupts": 79, "I/O errors": 61, "errors of open": 61}
+"""How many runs take all cases of a kind between them; each run takes all of the others."""
 Case = tuple[str, str, Callable[[], Verdict]]
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run each case of each kind; in deep mode, run all operations of a kind for the given seconds."""
+    """Run the cases of each kind; the quick profile takes another part of those in `EVERY` for each seed."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder:
         cases = itertools.chain(
             _others(folder),
-            _full_disks(folder, quick and not case),
-            _interrupts(folder, seed, quick and not case),
+            _full_disks(folder),
+            _interrupts(folder),
             _faults(folder, quick and not case),
         )
 
-        for number, (kind, key, run_case) in enumerate(cases):
-            if key != case if case else number % part[1] != part[0]:
+        whole = not quick or bool(case)
+        chosen = taken_by_kind(cases, lambda one: 1 if whole else EVERY.get(one[0], 1), seed, (0, 1) if case else part)
+        for kind, key, run_case in chosen:
+            if case and key != case:
                 continue
             if not quick and time.monotonic() > until_s:
                 break
@@ -82,27 +81,25 @@ class CannotRunHere(Exception):
 # ---- in memory
 
 
-def _faults(folder: Path, quick: bool) -> Iterator[Case]:
+def _faults(folder: Path, briefly: bool) -> Iterator[Case]:
     root = folder / "store"
     bases = Bases(root)
     names = [name for name in WORKLOADS if not name.startswith(("recovery", "a new", "close and"))]
-    for name in _QUICK if quick else names:
+    for name in names:
         workload = WORKLOADS[name]
+        operations = operations_of(bases[workload.base], workload, root)
         for fault, sticky in itertools.product(FAULTS, (False, True)):
-            if quick and sticky and fault not in ("EIO", "ENOSPC", "MemoryError"):
-                continue
-            most = (1 if sticky else _QUICK_OF_A_KIND.get(fault, 1)) if quick else None
-            for group in fault_points(bases[workload.base], workload, root, fault).values():
-                for number, at in enumerate(group[:most]):
+            for group in fault_points(operations, fault).values():
+                for number, at in enumerate(group):
                     tries = 1 + (number + sticky) % 2  # a caller that gives up continues with something else
                     key = f"{name}/{fault}{' sticky' if sticky else ''}/{at}"
-                    yield "I/O errors", key, partial(_fault, bases, name, fault, at, sticky, False, quick, tries)
+                    yield "I/O errors", key, partial(_fault, bases, name, fault, at, sticky, False, briefly, tries)
         for fault in ("EMFILE", "EACCES", "EIO"):
-            for at in range(0, 60, 5 if quick else 1):
+            for at in range(60):
                 yield (
                     "errors of open",
                     f"{name}/{fault} open/{at}",
-                    partial(_fault, bases, name, fault, at, False, True, quick),
+                    partial(_fault, bases, name, fault, at, False, True, briefly),
                 )
 
 
@@ -116,10 +113,10 @@ def _fault(
     ]
 
 
-def _full_disks(folder: Path, quick: bool) -> Iterator[Case]:
+def _full_disks(folder: Path) -> Iterator[Case]:
     root = folder / "store"
     base = Bases(root)["filled"]
-    for _, key, steps, at, count, number in full_disks.cases(base, root, quick):
+    for _, key, steps, at, count, number in full_disks.cases(base, root, False):
         yield "full disks", key, partial(_full_disk, base, root, steps, at, count, number)
 
 
@@ -127,18 +124,14 @@ def _full_disk(base: Base, root: Path, steps: list[Step], at: int, count: int, n
     return full_disks.check(base, root, steps, at, count, number)[1]
 
 
-def _interrupts(folder: Path, seed: int, quick: bool) -> Iterator[Case]:
-    """Interrupt each line of each long story.
-
-    The quick profile takes one line in `_QUICK_LINES`, and other lines for another seed.
-    """
+def _interrupts(folder: Path) -> Iterator[Case]:
+    """Interrupt each line of each long story."""
     root = folder / "store"
     base = Bases(root)["filled"]
     for story in interrupts.LONG:
         for number, (line, hit, error) in enumerate(interrupts.cases(interrupts.lines(story, base, root))):
-            if not quick or number % _QUICK_LINES == seed % _QUICK_LINES:
-                key = f"{story}:{line[0]}:{line[1]}:{hit}:{error.__name__}"
-                yield "interrupts", key, partial(_interrupt, base, root, story, line, hit, error, number % 2 == 1)
+            key = f"{story}:{line[0]}:{line[1]}:{hit}:{error.__name__}"
+            yield "interrupts", key, partial(_interrupt, base, root, story, line, hit, error, number % 2 == 1)
 
 
 def _interrupt(

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from crash import hostile
 from crash.harness import Promise, Step, die, do_step
 from crash.imitate import seal
 from crash.judge import Crash, Verdict, judge
@@ -214,7 +215,7 @@ def check_fault(
 def accepted(promise: Promise, step: Step) -> Iterator[bool]:
     """Yield whether a step returned, if it left something."""
     for whole in in_log_order([step]):
-        name = whole[0].decode()
+        name = whole[0].decode(hostile.ENCODING)
         key = (name.split("/")[0], int(name.split("/")[1]))
         yield name in promise.accepted or key in promise.accepted
 
@@ -226,17 +227,22 @@ def is_before_commit(operation: Operation) -> bool:
     return "/commitlog/" in operation.path or re.search("/spark/new-([0-9a-f]{32}|abort)$", operation.path) is not None
 
 
-def fault_points(base: Base, workload: Workload, root: Path, fault: str) -> dict[str, list[int]]:
-    """Return the operations that may fail in this way, by purpose (the kind of file, and what is done to it)."""
+def operations_of(base: Base, workload: Workload, root: Path) -> tuple[list[Operation], str]:
+    """Return what a workload does when nothing fails, and the folder of its disk."""
     disk = Faulty(root, base.content)
     ended = run_failing(root, workload.steps, disk, copy_of(base.promise), workload.config)
     die(root)
     if ended != "closed":
         raise AssertionError(f"without a fault the process ended: {ended}")
+    return disk.operations, disk.root
+
+
+def fault_points(operations: tuple[list[Operation], str], fault: str) -> dict[str, list[int]]:
+    """Return the operations that may fail in this way, by purpose (the kind of file, and what is done to it)."""
     found: dict[str, list[int]] = {}
-    for at, operation in enumerate(disk.operations):
+    for at, operation in enumerate(operations[0]):
         if not _MAY_FAIL_WITH[fault] or operation.name in _MAY_FAIL_WITH[fault]:
-            where = (operation.detail if operation.name == "rename" else operation.path).split(f"{disk.root}/")[-1]
+            where = (operation.detail if operation.name == "rename" else operation.path).split(f"{operations[1]}/")[-1]
             where = re.sub("[0-9a-f]{17,}", "*", where)
             found.setdefault(f"{operation.name} {where} {seal(operation)}", []).append(at)
     return found

@@ -5,8 +5,8 @@
     damage      sectors of zeros, swapped pages, truncations, files missing, files too many, copied segments
 
 After each change, `verify` must report it; a reader must read what was there, or report what is wrong; a writer must
-refuse, or repair it, and must not drop anything. `verify` examines all of them. In the quick profile, one flip in seven
-(so that it is another bit each time) is also read, and one in seven opened for writing.
+refuse, or repair it, and must not drop anything. The quick profile takes another part of them for each seed. `verify`
+examines all that it takes; one flip in seven is also read, and one in seven opened for writing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from crash.judge import Verdict, read_queue
 from crash.memdisk import MemDisk, MemKillDisk
 from crash.power_cut import SECTOR_SIZE, Folder
 from crash.simdisk import Killed
+from crash.turns import taken_by_kind
 from crash.workloads import batch, put
 from messagestore import MessageStore, StoreConfig, StoreError, StorePoisonedError
 from messagestore.inspect.verify import verify
@@ -49,6 +50,8 @@ _CHECKED_LOOSELY = (
 )
 """Files in which a bit may not concern messages, or which an older copy replaces: all messages must be there."""
 _PAGE_SIZE = 4096
+EVERY, EVERY_BIT = 3, 17
+"""How many runs take all damage between them, and all flipped bits."""
 Queues = dict[tuple[str, int], list[bytes]]
 Damage = Callable[[MemDisk], None]
 
@@ -268,21 +271,15 @@ def alias(path: str) -> str:
     return re.sub(r"index/\d+", "index/first", path)
 
 
-def flips(samples: dict[str, Sample], quick: bool = False) -> Iterator[Case]:
-    """Yield every bit of every file of the small stores.
-
-    Quick: of the store with puts, one bit of each byte, each of the eight in turn; the store that was not closed is
-    left to the deep mode.
-    """
+def flips(samples: dict[str, Sample]) -> Iterator[Case]:
+    """Yield every bit of every file of the small stores."""
     first = samples["batches"].end
-    for name in ("batches", "puts") if quick else ("batches", "killed", "puts"):
+    for name in ("batches", "killed", "puts"):
         for path, start, end in used_ranges(samples[name]):
             if name != "batches" and path in ("config/topics.json", "spark/store.json"):
                 continue  # the same in all stores
             own = first if name == "killed" and path.startswith("commitlog/") else start  # below, it is the first store
             for position, bit in itertools.product(range(own, end), range(8)):
-                if quick and name == "puts" and bit != position % 8:
-                    continue
                 key = f"{name}:{alias(path)}:{position}.{bit}"
                 yield "bit flips", key, samples[name], flip(path, position, bit), path, False
 
@@ -374,6 +371,11 @@ def _extra(path: str, data: bytes, disk: MemDisk) -> None:
 # ---- the mode of `make crash`
 
 
+def runs(case: Case) -> int:
+    """How many runs take all cases of this kind between them."""
+    return EVERY_BIT if case[0] == "bit flips" else EVERY
+
+
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
     """Run every bit and the list of damage; deep mode examines each in all three ways, as far as the time allows."""
     counts, until_s = Counts(), time.monotonic() + seconds
@@ -381,15 +383,15 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
         root = folder / "store"
         samples = make_samples(root)
 
-        for number, (kind, key, sample, damage, path, derived) in enumerate(
-            itertools.chain(damages(samples), flips(samples, quick and not case))
-        ):
-            if key != case if case else number % part[1] != part[0]:
+        every, whole = itertools.chain(damages(samples), flips(samples)), not quick or bool(case)
+        chosen = taken_by_kind(every, lambda one: 1 if whole else runs(one), seed, (0, 1) if case else part)
+        for number, (kind, key, sample, damage, path, derived) in enumerate(chosen):
+            if case and key != case:
                 continue
             if not quick and time.monotonic() > until_s:
                 break
 
-            turn = number // part[1] % 7
+            turn = (number + seed // EVERY_BIT) % 7
             ways = "vrw" if case or not quick or kind == "damage" else "vr" if turn == 1 else "vw" if turn == 5 else "v"
             try:
                 _, verdict = look(sample, root, damage, path, ways, derived=derived)

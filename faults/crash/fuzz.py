@@ -61,7 +61,7 @@ from messagestore.inspect.verify import verify
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.store_files import Identity
 
-QUICK_COUNT = 100_000
+QUICK_COUNT = 50_000
 KERNEL = "the kernel with sanitizers"
 _KERNEL_COUNT = 5000
 MOST_EDITS = 8

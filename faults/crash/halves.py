@@ -26,6 +26,7 @@ from crash.judge import Verdict, note_faults
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import Folder
 from crash.simdisk import Killed
+from crash.turns import taken
 from crash.workloads import ASYNC, SEGMENTS
 from messagestore import (
     ASYNC_FLUSH,
@@ -39,6 +40,8 @@ from messagestore import (
     StorePoisonedError,
 )
 
+EVERY = 17
+"""How many runs take all deaths between them."""
 CHECK_MAX = 2
 TOPIC, OP, DISCARDED = "orders", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 COMMIT, ROLLBACK, UNKNOW = LocalTransactionState
@@ -285,13 +288,14 @@ def verdicts(
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run a kill at every operation, and power cuts at every third (quick) or at every one."""
+    """Run a kill and power cuts at every operation; the quick profile takes another one in `EVERY` for each seed."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"
         for name in CONFIGS if not case else (case.rpartition("/")[0],):
-            for number, death in enumerate(deaths(Story.of(name, root), stride=3 if quick or case else 1)):
-                if death.key != case if case else number % part[1] != part[0]:
+            every, runs = deaths(Story.of(name, root), stride=1), EVERY if quick and not case else 1
+            for _, death in taken(every, runs, seed, (0, 1) if case else part):
+                if case and death.key != case:
                     continue
                 if not quick and not case and time.monotonic() > until_s:
                     return counts

@@ -31,6 +31,7 @@ from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import MODES, SECTOR_SIZE, Folder, Image, Write
 from crash.shrink import smallest
 from crash.simdisk import RecordingDisk
+from crash.turns import taken
 from crash.workloads import WORKLOADS, Base, Bases, Recorded, Workload, copy_of, record, record_in_memory
 from messagestore.files.state import State
 from messagestore.format.layout import STATE_FLUSHED, STATE_SLOT, STATE_SLOT_POSITIONS
@@ -236,7 +237,9 @@ def another_put(crash: Crash, root: Path) -> Crash:
 
 # ---- the mode of `make crash`
 
-QUICK_COUNT = 20_100
+EVERY = 7
+"""How many runs take all listed images between them."""
+QUICK_BY_CHANCE = 280
 SHRUNK_FAILURES = 3
 """How many failures of each process are reduced; the others are printed as they were found."""
 
@@ -313,25 +316,27 @@ class Case:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run every operation of each workload, then random images up to `QUICK_COUNT`.
+    """Run one in `EVERY` of the listed images of each workload, and some random ones.
 
-    In deep mode, run random images for the given seconds.
+    In deep mode, run all listed images, and random ones until the seconds are over.
     """
     counts, until_s = Counts(), time.monotonic() + seconds
     from crash import backups  # which uses this module
 
     key, *words = case.split(";")
     with scratch_folder() as folder, quiet_threads():
-        if quick or case.startswith(backups.KEY):
-            counts.add(backups.run(folder / "backups", seed, part, case if case.startswith(backups.KEY) else ""))
+        if not case or case.startswith(backups.KEY):
+            runs = EVERY if quick else 1
+            counts.add(backups.run(folder / "backups", seed, part, runs, case if case.startswith(backups.KEY) else ""))
         if case.startswith(backups.KEY):
             return counts
         root = folder / "store"
 
         bases = Bases(root)
         stories = {name: Story.of(name, bases) for name in WORKLOADS}
-        for number, found in enumerate(cases(stories, seed, part, key, each=quick)):
-            if number * part[1] >= QUICK_COUNT if quick else time.monotonic() > until_s:
+        by_chance = QUICK_BY_CHANCE if quick else None
+        for found in cases(stories, seed, part, key, runs=EVERY if quick else 1, by_chance=by_chance):
+            if not quick and time.monotonic() > until_s:
                 break
 
             one = found.with_words(words)
@@ -351,17 +356,29 @@ def number_of(key: str) -> int:
     return int(key.rpartition("/")[2])
 
 
-def cases(stories: dict[str, Story], seed: int, part: tuple[int, int], key: str = "", *, each: bool) -> Iterator[Case]:
-    """Yield this part of all cases, without end, or the one with this key.
+def cases(
+    stories: dict[str, Story], seed: int, part: tuple[int, int], key: str = "", *, runs: int, by_chance: int | None
+) -> Iterator[Case]:
+    """Yield this part of the cases, or the one with this key: those that are listed come before the random ones.
 
-    With `each`, every operation comes before the random cases.
+    Parameters
+    ----------
+    stories, seed, part, key : dict, int, (int, int), str
+    runs : int
+        How many runs take all listed cases between them.
+    by_chance : int | None
+        How many random cases all parts yield; None: they have no end.
     """
-    for name, story in stories.items() if each else ():
-        if not key or key.rpartition("/")[0] == name:
-            for number, death in enumerate(every(story)):
-                if number == number_of(key) if key else number % part[1] == part[0]:
-                    yield Case(f"{name}/{number}", seed, death)
+    for name, story in stories.items():
+        if key:
+            if key.rpartition("/")[0] == name:
+                yield Case(key, seed, next(itertools.islice(every(story), number_of(key), None)))
+                return
+            continue
+        for number, death in taken(every(story), runs, seed, part):
+            yield Case(f"{name}/{number}", seed, death)
     names = list(stories)
-    for number in [number_of(key)] if key else itertools.count(part[0], part[1]):
+    numbers = itertools.count(part[0], part[1]) if by_chance is None else range(part[0], by_chance, part[1])
+    for number in [number_of(key)] if key else numbers:
         chance = random.Random(f"{seed} {number}")
         yield Case(f"by chance/{number}", seed, at_random(stories[chance.choice(names)], chance))

@@ -28,6 +28,8 @@ from messagestore.format import kernel
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "store" / "kernel"
 _SANITIZERS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_FAST = ("-O1",)
+"""A kernel with a planted bug runs for a moment: compiling it for speed would take longer than that."""
 _PRELOADED = ("libasan.so", "libstdc++.so")
 """The address sanitizer must come first in a process, and before the C++ library that Arrow throws exceptions with."""
 
@@ -91,8 +93,8 @@ def sanitized(folder: Path, seed: int, count: int, command: str, sources: Path =
 # ---- planted bugs
 
 
-def planted(file: str, old: str, new: str) -> Planted:
-    """Compile the kernel with one text replaced by another, and use it in this process."""
+def rewritten(file: str, old: str, new: str) -> Planted:
+    """Replace one text of the kernel's sources by another, for a search that compiles them itself."""
     count = (SOURCES / file).read_text().count(old)
     if count != 1:
         raise AssertionError(f"{file} has {count} times: {old}")
@@ -103,9 +105,22 @@ def planted(file: str, old: str, new: str) -> Planted:
             sources = Path(folder, "kernel")
             shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
             (sources / file).write_text((sources / file).read_text().replace(old, new))
+            with mock.patch(f"{__name__}.SOURCES", sources):
+                yield
+
+    return lambda: _as_object(use())
+
+
+def planted(file: str, old: str, new: str) -> Planted:
+    """Compile the kernel with one text replaced by another, and use it in this process."""
+    change = rewritten(file, old, new)
+
+    @contextlib.contextmanager
+    def use() -> Iterator[None]:
+        with tempfile.TemporaryDirectory() as folder, change():
             target, objects = Path(folder, "_kernel.planted.so"), Path(_objects.name)
-            lib = kernel.load(compiling.compiled(target, sources=sources, objects=objects))
-            with mock.patch.object(kernel, "lib", lib), mock.patch(f"{__name__}.SOURCES", sources):
+            lib = kernel.load(compiling.compiled(target, sources=SOURCES, flags=_FAST, objects=objects))
+            with mock.patch.object(kernel, "lib", lib):
                 yield
 
     return lambda: _as_object(use())

@@ -41,7 +41,7 @@ from messagestore.services import Services
 from messagestore.writer.flush import FlushService
 from messagestore.writer.segments_ahead import AllocateService
 
-QUICK_COUNT = 130
+QUICK_COUNT = 50
 LEAST, MOST = 15, 70
 """How many actions a history has."""
 MEETING_SHARE = 0.3

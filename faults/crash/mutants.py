@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -301,9 +301,9 @@ def _both(*managers: AbstractContextManager[object]) -> Iterator[None]:
 _ASYNC = ("async batches", "async roll-over", "clean end moves, async")
 _LOG_AND_LOCKS = (
     Mutant("no sync of the log before a put is acknowledged", no_sync("/commitlog/"), "power cuts", power_cuts("single puts")),
-    Mutant("no sync of a batch's data", sync_log(data=False, head=True), "power cuts", power_cuts("batches")),
+    Mutant("no sync of a batch's data", sync_log(data=False, head=True), "power cuts", power_cuts("batches"), case=37),
     Mutant("no sync of a batch's head", sync_log(data=True, head=False), "power cuts", power_cuts("batches")),
-    Mutant("the head is written before the data is synced", patched(whole_batch, "_write", head_first), "power cuts", power_cuts("batches", "roll-over")),
+    Mutant("the head is written before the data is synced", patched(whole_batch, "_write", head_first), "power cuts", power_cuts("batches", "roll-over"), case=284),
     Mutant("acknowledged before the group's sync", without(FlushService, "wait", True), "power cuts", power_cuts("single puts", "group commit")),
     Mutant("no directory sync of the CommitLog", no_sync("/commitlog/", "fsync_dir"), "power cuts", power_cuts("roll-over", "roll-over by puts")),
     Mutant("no directory sync of ConsumeQueues", no_sync("/consumequeue/", "fsync_dir"), "power cuts", power_cuts("first batch of a topic", "clean end moves", "single puts")),
@@ -312,7 +312,7 @@ _LOG_AND_LOCKS = (
     Mutant("abort is not made", without(LogWriter, "ensure_abort"), "kills and power cuts", kills("batches")),
     Mutant("the clean end moves before queues and index are synced", without(StoreFiles, "sync_derived"), "power cuts", power_cuts("clean end moves")),
     Mutant("two new names of a folder are not synced", patched(MappedFileQueue, "create", _forget_names), "power cuts", power_cuts("roll-over", "async roll-over")),
-    Mutant("recovery does not make durable what it keeps", without(apply._Changes, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts")),
+    Mutant("recovery does not make durable what it keeps", without(apply._Changes, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts"), case=87),
     Mutant("the ASYNC flag is not synced before the first ASYNC byte", no_sync("/spark/state/"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the CRCs of a batch are not checked in recovery", without(survey, "bad_chunk"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the journal is believed without a look at the log", lambda: _both(mock.patch.object(transaction, "batch_is_there", return_value=True), mock.patch.object(BatchJournal, "check"), mock.patch.object(recovered_journal, "fault_of_pair", return_value="")), "an entry without its batch", vanished_batch),
@@ -321,15 +321,15 @@ _LOG_AND_LOCKS = (
     Mutant("a batch is visible before its head is written", patched(whole_batch, "_seal", visible_before_head), "kills", kills("batches")),
     Mutant("index entries are forgotten", without(Dispatcher, "_put_index"), "kills", kills("single puts")),
     Mutant("a wrong tags code in the last unit", patched(ConsumeQueue, "append", first_unit_torn), "kills", kills("single puts")),
-    Mutant("a queue offset is left out", patched(QueueNumbers, "next_offset", other_offsets), "kills", kills("group commit")),
+    Mutant("a queue offset is left out", patched(QueueNumbers, "next_offset", other_offsets), "kills", kills("group commit"), case=51),
     Mutant("abort goes before the clean end has moved", patched(AttachedStore, "_tidy", abort_first), "kills and power cuts", power_cuts("batches", "single puts")),
     Mutant("state has one slot", patched(StateFile, "write", same_slot), "kills", kills("batches", "single puts")),
     Mutant("a replay is not recognised", patched(transaction, "_check_journal", never_known), "kills", kills("batches")),
     Mutant("the digest is not compared", lambda: mock.patch.object(batch_rules, "_known", known_anyway), "replay with other rows", other_rows),
     Mutant("the store checkpoint is newer than the data", patched(CleanEnd, "_write_checkpoint", late_clock), "kills", kills("single puts")),
     Mutant("recovery does not repair queues and index", without(apply._Changes, "_repair_derived"), "kills", kills("batches")),
-    Mutant("a failed sync is tried again", lambda: _sync_plan(retried), "errors", faults("single puts", "EIO")),
-    Mutant("a failed sync is passed over", lambda: _sync_plan(swallowed), "errors", faults("single puts", "EIO")),
+    Mutant("a failed sync is tried again", lambda: _sync_plan(retried), "errors", faults("single puts", "EIO"), case=14),
+    Mutant("a failed sync is passed over", lambda: _sync_plan(swallowed), "errors", faults("single puts", "EIO"), case=14),
     Mutant("a failed append is not undone", without(LogWriter, "undo"), "errors", faults("roll-over", "ENOSPC", "EIO", tries=1)),
     Mutant("a writer is not poisoned", lambda: mock.patch.object(LogWriter, "poison", lambda _, reason: StorePoisonedError(reason)), "errors", faults("batches", "EIO")),
     Mutant("a short write is taken for a whole one", lambda: mock.patch.object(Disk, "pwrite", one_write), "short writes", short_writes),
@@ -337,8 +337,8 @@ _LOG_AND_LOCKS = (
     Mutant("__CRC32# is not checked", _no_property_crc, "bit flips", damage("puts", "commitlog/", ways="v")),
     Mutant("a gap between segments is passed over", lambda: mock.patch.object(MappedFileQueue, "load", _load_anything), "damage", damage("large", "commitlog/")),
     Mutant("a reader does not look at the visible end", patched(StoreView, "refresh", blind), "kills", kills("batches", "roll-over")),
-    Mutant("the lock among writers is not taken", lambda: mock.patch.object(WriterLock, "acquire", _pretend), "races", many(concurrency._races)),
-    Mutant("recovery before the lock", patched(AttachedStore, "_take_lock", recovers_before_it_locks), "races", many(concurrency._races)),
+    Mutant("the lock among writers is not taken", lambda: mock.patch.object(WriterLock, "acquire", _pretend), "races", many(concurrency._races, tries=200, count=20)),
+    Mutant("recovery before the lock", patched(AttachedStore, "_take_lock", recovers_before_it_locks), "races", many(concurrency._races, tries=200, count=20)),
     Mutant("queue offsets are cached over another's turn", patched(catching_up, "_catch_up", forgets_nothing), "processes", many(concurrency._processes)),
     Mutant("appends of threads are not one at a time", patched(LogWriter, "__init__", without_mutex), "threads", many(concurrency._threads)),
 )  # fmt: skip
@@ -351,7 +351,7 @@ MUTANTS: tuple[Mutant, ...] = (*_LOG_AND_LOCKS, *(mutant for area in _AREAS for 
 
 
 def hunt(
-    mutant: Mutant, ground: Ground, planted: Planted | None = None, most: int = MOST_CASES
+    mutant: Mutant, ground: Ground, planted: Planted | None = None, most: int = MOST_CASES, first: int = 1
 ) -> tuple[int, Verdict | None]:
     """Return how many cases it took, and the verdict that found it; None if all cases were judged correct.
 
@@ -359,14 +359,17 @@ def hunt(
     ----------
     planted : callable | None
         What is planted instead of the mutant's own bug.
-    most : int
-        The search ends after so many cases.
+    first, most : int
+        The search begins with this case, counted from 1, and ends with that one.
     """
     count = 0
     with (planted or mutant.planted)(), contextlib.redirect_stderr(io.StringIO()):
         try:
-            for verdict in mutant.search(ground):
+            for case in mutant.search(ground):
                 count += 1
+                if count < first and callable(case):
+                    continue
+                verdict = case() if callable(case) else case
                 if not verdict.ok:
                     return count, verdict
                 if count >= most:
@@ -382,6 +385,27 @@ _passed: dict[object, int] = {}
 """Search -> how many of its first cases were right without a bug, in this process."""
 
 
+@dataclass(frozen=True)
+class Hunted:
+    """A mutant, and what its search came to.
+
+    Parameters
+    ----------
+    mutant : Mutant
+    count : int
+        The number of the last case.
+    verdict : Verdict | None
+        What it found; None: nothing is wrong, and no case is left.
+    first : int
+        The number of the first case that was tried.
+    """
+
+    mutant: Mutant
+    count: int
+    verdict: Verdict | None
+    first: int = 1
+
+
 def identity(value: object) -> object:
     """What two searches have in common that were made by the same call."""
     if isinstance(value, FunctionType):
@@ -391,17 +415,19 @@ def identity(value: object) -> object:
     return repr(value)
 
 
-def fault_of_search(mutant: Mutant, ground: Callable[[], Ground], count: int) -> str:
+def fault_of_search(hunted: Hunted, ground: Callable[[], Ground]) -> str:
     """What the search finds without a bug, in the cases of which the last found the bug; empty: nothing, as it should.
 
     Searches that were made by the same call are tried once.
     """
-    search = identity(mutant.search)
-    if _passed.get(search, 0) >= count:
+    search = identity(hunted.mutant.search)
+    if hunted.first == 1 and _passed.get(search, 0) >= hunted.count:
         return ""
-    _, verdict = hunt(mutant, ground(), contextlib.nullcontext, count)
-    if verdict is None:
-        _passed[search] = count
+    count, verdict = hunt(hunted.mutant, ground(), contextlib.nullcontext, hunted.count, hunted.first)
+    if count < hunted.first:  # the search has fewer cases without the bug: all of them must be right
+        _, verdict = hunt(hunted.mutant, ground(), contextlib.nullcontext)
+    if verdict is None and hunted.first == 1:
+        _passed[search] = hunted.count
     return "" if verdict is None else str(verdict)
 
 
@@ -414,40 +440,52 @@ def by_search(mutants: Sequence[Mutant]) -> list[list[Mutant]]:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run all mutants; a case is a mutant's name."""
+    """Run all mutants; a case is a mutant's name, and the number of what found it is printed."""
     counts = Counts()
     for number, mutants in enumerate(by_search([mutant for mutant in MUTANTS if case in ("", mutant.name)])):
         if case or number % part[1] == part[0]:
-            counts.add(together(mutants, seed))
+            counts.add(together(mutants, seed, say=bool(case)))
     return counts
 
 
-def together(mutants: Sequence[Mutant], seed: int) -> Counts:
+def together(mutants: Sequence[Mutant], seed: int, *, say: bool = False) -> Counts:
     """Search for mutants of the same search; what finds them must be content with the code as it is."""
-    counts, hunted = Counts(), list[tuple[Mutant, int, Verdict | None]]()
+    counts, found = Counts(), list[Hunted]()
     for mutant in mutants:
         try:
-            with place_for(mutant, seed) as ground:
-                hunted.append((mutant, *hunt(mutant, ground())))
+            found.append(hunted(mutant, seed))
         except Exception as error:  # noqa: BLE001 - a patch or a search that does not fit the code is told with its name
             counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", again("mutants", seed, mutant.name))
 
     # The longest of these searches comes first: without a bug, it has the cases of all others in it.
-    for mutant, count, verdict in sorted(hunted, key=lambda each: -each[1]):
-        counts.add(proven(mutant, count, verdict, seed))
+    for each in found if say else ():
+        print(f"{each.mutant.name}: case {each.count} of {each.mutant.found_by}: {each.verdict or 'not found'}")
+    for each in sorted(found, key=lambda each: -each.count):
+        counts.add(proven(each, seed))
     return counts
 
 
-def proven(mutant: Mutant, count: int, verdict: Verdict | None, seed: int) -> Counts:
-    """Judge what the search for a mutant has found after so many cases."""
-    counts = Counts()
+def hunted(mutant: Mutant, seed: int) -> Hunted:
+    """Search for a mutant: the case that found it before comes first, and if it does not find it now, all do."""
+    for first, most in ((mutant.case, mutant.case), (1, MOST_CASES)):
+        if first:
+            with place_for(mutant, seed) as ground:
+                found = Hunted(mutant, *hunt(mutant, ground(), most=most, first=first), first)
+            if found.verdict is not None:
+                break
+    return found
+
+
+def proven(found: Hunted, seed: int) -> Counts:
+    """Judge what the search for a mutant has found."""
+    counts, mutant, verdict = Counts(), found.mutant, found.verdict
     command = again("mutants", seed, mutant.name)
     if verdict is None:
-        counts.fail(f"MISSED after {count} cases of {mutant.found_by}: {mutant.name}", command)
+        counts.fail(f"MISSED after {found.count} cases of {mutant.found_by}: {mutant.name}", command)
         return counts
     try:
         with place_for(mutant, seed) as ground:
-            fault = fault_of_search(mutant, ground, count)
+            fault = fault_of_search(found, ground)
     except Exception as error:  # noqa: BLE001 - as above
         counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", command)
         return counts

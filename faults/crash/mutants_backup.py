@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from crash import backups
-from crash.judge import Verdict
-from crash.planting import Ground, Mutant, Search, patched, without
+from crash.planting import Case, Ground, Mutant, Search, patched, without
 from crash.workloads import Bases
 from messagestore.backup import restoring
 from messagestore.backup.copying import _Backup
@@ -19,12 +19,12 @@ _STRIDE = 3
 def interrupted(*names: str, power_every: int = 1 << 30) -> Search:
     """Stories of backups, each with some of its kills and power cuts."""
 
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def search(ground: Ground) -> Iterator[Case]:
         for name in names:
             places = backups.Places(ground.folder / "backups")
             with backups.Story.told(name, places, Bases(places.store)) as story:
                 for _, content in list(story.left(places, power_every=power_every))[::_STRIDE]:
-                    yield story.judged(places, content)
+                    yield partial(story.judged, places, content)
 
     return search
 
@@ -71,18 +71,21 @@ MUTANTS = (
         patched(_Backup, "_log_parts", _whole_files),
         "kills of backups",
         interrupted("roll-over"),
+        case=23,
     ),
     Mutant(
         "a backup notes segments that are not copied yet",
         patched(_Backup, "_note", _points_that_forget),
         "kills of backups",
         interrupted("roll-over"),
+        case=28,
     ),
     Mutant(
         "a backup makes a point before its files are synced",
         without(_Backup, "_sync"),
         "power cuts in backups",
         interrupted("async puts", "Spark commits", power_every=1),
+        case=103,
     ),
     Mutant(
         "a restored store has no ancestors",
@@ -95,5 +98,6 @@ MUTANTS = (
         patched(_Backup, "_queues", _whole_queues),
         "kills of backups",
         interrupted("async puts"),
+        case=23,
     ),
 )

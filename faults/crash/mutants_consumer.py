@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ import pyarrow as pa
 from crash import pipes
 from crash.harness import SMALL, die
 from crash.judge import Verdict
-from crash.planting import Ground, Mutant, Search, patched, without
+from crash.planting import Case, Ground, Mutant, Search, patched, without
 from messagestore import Consumer, Message, MessageStore, ProgressConflictError, StoreError, StoreLockedError
 from messagestore.batches.progress import Move
 from messagestore.broker import retention
@@ -33,13 +34,13 @@ _QUEUE = (pipes.IN, 0)
 def killed(*names: str, power_every: int = 1 << 30) -> Search:
     """A pipe that is killed, or whose power is cut, in every `_STRIDE`th way."""
 
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def search(ground: Ground) -> Iterator[Case]:
         root = ground.folder / "pipe"
         for name in names:
             story = pipes.Story.of(name, root)
             for number, death in enumerate(pipes.deaths(story, root, stride=power_every)):
                 if number % _STRIDE == 0:
-                    yield pipes.judge(death, root)
+                    yield partial(pipes.judge, death, root)
 
     return search
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from crash import deletions
-from crash.judge import Verdict
-from crash.planting import Ground, Mutant, Search, no_sync, patched, without
+from crash.planting import Case, Ground, Mutant, Search, no_sync, patched, without
 from messagestore.broker import topic_deletion
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.topics import Topics
@@ -18,9 +18,13 @@ _STRIDE = 5
 def killed(stride: int = _STRIDE) -> Search:
     """A process that deletes a topic is killed, or its power is cut, in every `stride`th way."""
 
-    def search(ground: Ground) -> Iterator[Verdict]:
-        for _, verdict, _ in deletions.cases(ground.folder / "deletions", 1, (0, stride)):
-            yield verdict
+    def search(ground: Ground) -> Iterator[Case]:
+        root = ground.folder / "deletions"
+        stories = [deletions.Story.of(name, root) for name in deletions.CONFIGS]
+        for point in deletions.chosen(stories, 1, (0, stride), quick=False):
+            left = point.left()
+            if left is not None:
+                yield partial(deletions.judged, point, left[0], root)
 
     return search
 
@@ -53,7 +57,7 @@ def _one_by_one(real: Any) -> Any:
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("a deletion forgets neither seals nor journal", patched(topic_deletion, "_forget", _keeps_seals), "killed deletions", killed()),
     Mutant("a deletion leaves what groups have read", without(ConsumerOffsets, "forget_topic"), "killed deletions", killed()),
-    Mutant("a deletion leaves the settings of a topic", without(Topics, "remove"), "killed deletions", killed()),
+    Mutant("a deletion leaves the settings of a topic", without(Topics, "remove"), "killed deletions", killed(), case=86),
     Mutant("queues of a deleted topic go one by one", patched(topic_deletion, "_take_away", _one_by_one), "killed deletions", killed()),
-    Mutant("the deletion of a topic is not synced", no_sync("/consumequeue", "fsync_dir"), "killed deletions", killed()),
+    Mutant("the deletion of a topic is not synced", no_sync("/consumequeue", "fsync_dir"), "killed deletions", killed(), case=113),
 )  # fmt: skip

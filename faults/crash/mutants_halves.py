@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from crash import halves
-from crash.judge import Verdict
-from crash.planting import Ground, Mutant, Search, patched
+from crash.planting import Case, Ground, Mutant, Search, patched
 from messagestore import Message, ReadOnlyStore
 from messagestore.batches.append import append_own
 from messagestore.batches.own_records import chunks_of
@@ -23,13 +22,13 @@ from messagestore.puts import Puts
 def interrupted(*names: str, power_cuts: bool = False) -> Search:
     """Kill the story of half messages at each of its operations, or cut the power."""
 
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def search(ground: Ground) -> Iterator[Case]:
         for name in names:
             cases = list(halves.deaths(halves.Story.of(name, ground.root), stride=1 if power_cuts else 1 << 30))
             ground.chance.shuffle(cases)
             for death in cases:
                 if death.power_cut == power_cuts:
-                    yield halves.Judge(death, ground.root).judge()
+                    yield halves.Judge(death, ground.root).judge
 
     return search
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from crash import replays
+from crash.flips import Damage
 from crash.harness import SMALL, Promise, append_encoded, die, run_steps
 from crash.judge import Verdict
 from crash.memdisk import MemDisk
-from crash.planting import Ground, Mutant, Search, patched, without
+from crash.planting import Case, Ground, Mutant, Search, patched, without
 from crash.workloads import batch
 from messagestore import SYNC_FLUSH, MessageStore
 from messagestore.format.layout import JOURNAL_HEADER
@@ -31,15 +33,18 @@ def replayed(*parts: str, anew: bool = False) -> Search:
     With `anew`, run them in stores that were written with the bug.
     """
 
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def judged(ground: Ground, kind: str, state: replays.State, damage: Damage, must_open: bool) -> Verdict:
+        try:
+            return replays.look_any(kind, state, ground.root, damage, must_open)[1]
+        except (ArithmeticError, LookupError, TypeError) as error:
+            return Verdict(misread=[repr(error)])
+
+    def search(ground: Ground) -> Iterator[Case]:
         states = replays.make_states(ground.root) if anew else ground.states
         chosen = [case for case in replays.cases(states, ground.root, False) if any(part in case[1] for part in parts)]
         ground.chance.shuffle(chosen)
         for kind, _, state, damage, must_open in chosen:
-            try:
-                yield replays.look_any(kind, state, ground.root, damage, must_open)[1]
-            except (ArithmeticError, LookupError, TypeError) as error:
-                yield Verdict(misread=[repr(error)])
+            yield partial(judged, ground, kind, state, damage, must_open)
 
     return search
 

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from crash.kernels import abuses, compiling, differences, differences_of_messages, planted, unreadable_parts
+from crash.kernels import abuses, compiling, differences, differences_of_messages, planted, rewritten, unreadable_parts
 from crash.planting import Mutant
 
 _ALL = (
     Mutant(
         "the kernel does not compare ranges with the size of their buffer",
-        planted("module.c", "start <= end && end <= size", "start <= end"),
+        rewritten("module.c", "start <= end && end <= size", "start <= end"),
         "fuzz: sanitizers",
         abuses,
     ),
     Mutant(
         "the kernel believes the offsets of a column",
-        planted("encode.c", "0 <= *start && *start <= *end && *end <= column->limit", "*start <= *end"),
+        rewritten("encode.c", "0 <= *start && *start <= *end && *end <= column->limit", "*start <= *end"),
         "fuzz: sanitizers",
         abuses,
     ),
     Mutant(
         "the kernel stamps behind the end of the data",
-        planted("encode.c", "end <= data.len && start <= end - MIN_RECORD_SIZE", "end <= data.len && start <= end"),
+        rewritten("encode.c", "end <= data.len && start <= end - MIN_RECORD_SIZE", "end <= data.len && start <= end"),
         "fuzz: sanitizers",
         abuses,
     ),
     Mutant(
         "the kernel believes where a page of slots is",
-        planted("index.c", "return place < put->slots_there ? place : -1;", "return place;"),
+        rewritten("index.c", "return place < put->slots_there ? place : -1;", "return place;"),
         "fuzz: sanitizers",
         abuses,
     ),
     Mutant(
         "the kernel writes entries for keys that are not there",
-        planted("index.c", "first < 0 || count > n || first > n - count", "first < 0"),
+        rewritten("index.c", "first < 0 || count > n || first > n - count", "first < 0"),
         "fuzz: sanitizers",
         abuses,
     ),
@@ -44,25 +44,25 @@ _ALL = (
     ),
     Mutant(
         "the kernel looks for a slot behind those that were chosen",
-        planted("index.c", "holds(&chosen, slots_there, 4, \"chosen\")", "true"),
+        rewritten("index.c", "holds(&chosen, slots_there, 4, \"chosen\")", "true"),
         "fuzz: sanitizers",
         abuses,
     ),
     Mutant(
         "a single message has no room for its UNIQ_KEY",
-        planted("message.c", "size += (int64_t)sizeof UNIQUE_KEY - 1 + m->unique_key.size + 1;", ";"),
+        rewritten("message.c", "size += (int64_t)sizeof UNIQUE_KEY - 1 + m->unique_key.size + 1;", ";"),
         "fuzz: sanitizers",
         abuses,
     ),
     Mutant(
         "the kernel stamps a message that is shorter than a head",
-        planted("message.c", "if (size < MIN_RECORD_SIZE) {", "if (size < 0) {"),
+        rewritten("message.c", "if (size < MIN_RECORD_SIZE) {", "if (size < 0) {"),
         "fuzz: sanitizers",
         abuses,
     ),
     Mutant(
         "the kernel notes more properties than it has room for",
-        planted("message.c", "if (m->pair_count == MAX_PAIRS) return false;", ""),
+        rewritten("message.c", "if (m->pair_count == MAX_PAIRS) return false;", ""),
         "fuzz: sanitizers",
         abuses,
     ),

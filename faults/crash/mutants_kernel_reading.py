@@ -1,13 +1,13 @@
-"""Bugs planted in the C source that reads records: sanitizers or a comparison with the scalar codec must find them."""
+"""Bugs rewritten in the C source that reads records: sanitizers or a comparison with the scalar codec must find them."""
 
 from __future__ import annotations
 
-from crash.kernels import compiling, planted, readings
+from crash.kernels import compiling, readings, rewritten
 from crash.planting import Mutant
 
 
 def _reading(name: str, file: str, old: str, new: str) -> Mutant:
-    return Mutant(name, planted(file, old, new), "fuzz: the kernel with sanitizers", readings)
+    return Mutant(name, rewritten(file, old, new), "fuzz: the kernel with sanitizers", readings)
 
 
 _ALL = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 from crash.judge import Verdict
 from crash.model import History, run_history
-from crash.planting import Ground, Mutant, Search, patched, without
+from crash.planting import Case, Ground, Mutant, Search, patched, without
 from messagestore import StoreConfig
 from messagestore.broker import delivery, expired
 from messagestore.broker.delivery import Delivery
@@ -29,11 +30,14 @@ _SEED, _HISTORIES = 11, 200
 def histories(*actions: str) -> Search:
     """Run the histories in which all of these actions come."""
 
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def judged(history: History, ground: Ground) -> Verdict:
+        return run_history(history, ground.folder / "model", Counter()).verdict
+
+    def search(ground: Ground) -> Iterator[Case]:
         for number in range(_HISTORIES):
             history = History(_SEED, number)
             if {act.__name__ for _, act, _ in history.actions()} >= set(actions):
-                yield run_history(history, ground.folder / "model", Counter()).verdict
+                yield partial(judged, history, ground)
 
     return search
 
@@ -144,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an empty queue begins at 0 again after retention", patched(QueueNumbers, "next_offset", _from_the_end), "histories of the model", histories("expire")),
     Mutant("a rebuilt queue without messages begins at 0 again", without(_Changes, "_keep_numbers"), "histories of the model", histories("rebuild", "expire")),
     Mutant("a rebuilt queue counts as read", lambda: mock.patch.object(expired, "_first_unread", _read_when_rebuilt(expired._first_unread)), "histories of the model", histories("publish", "expire", "rebuild")),
-    Mutant("retention deletes half messages that are open", without(expired, "_needed_halves", []), "histories of the model", histories("prepare", "expire")),
+    Mutant("retention deletes half messages that are open", without(expired, "_needed_halves", []), "histories of the model", histories("prepare", "expire"), case=8),
     Mutant("after retention, half messages are forgotten by the next process", patched(OpenHalves, "_begin", _not_after_retention), "histories of the model", histories("prepare", "expire", "reopen")),
     Mutant("the progress of a delivery passes what had no room", patched(Delivery, "_append", _all_of_a_round), "histories of the model", histories("deliver")),
     Mutant("half messages are forgotten by the next process", patched(OpenHalves, "_begin", _from_now_on), "histories of the model", histories("prepare", "reopen")),

@@ -35,10 +35,13 @@ from crash.imitate import another_boot
 from crash.judge import Verdict, note_faults
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import Folder
+from crash.turns import taken
 from crash.workloads import ASYNC, SEGMENTS
 from messagestore import Consumer, Message, MessageStore, StoreConfig, StoreError
 from messagestore.files.consumer_offsets import ConsumerOffsets
 
+EVERY = 17
+"""How many runs take all deaths between them."""
 IN, OUT, GROUP, WATCHER = "in", "out", "pipe", "watcher"
 QUEUES, COUNT, MOST = 2, 18, 2
 CONFIGS = {"sync": SMALL, "async": ASYNC, "over segments": SEGMENTS}
@@ -281,14 +284,17 @@ def stopped_workers(root: Path, chance: random.Random, rounds: int) -> Verdict:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run kills at every operation, and power cuts at every fortieth (quick) or at every one; then stopped workers."""
+    """Run kills and power cuts at every operation; then stopped workers.
+
+    The quick profile takes another one in `EVERY` of the deaths for each seed.
+    """
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"
         for name in CONFIGS if not case else [each for each in CONFIGS if case.startswith(f"{each}/")]:
-            stride = 40 if quick or case else 1
-            for number, death in enumerate(deaths(Story.of(name, root), root, stride=stride)):
-                if death.key != case if case else number % part[1] != part[0]:
+            every, runs = deaths(Story.of(name, root), root, stride=1), EVERY if quick and not case else 1
+            for _, death in taken(every, runs, seed, (0, 1) if case else part):
+                if case and death.key != case:
                     continue
                 if not quick and not case and time.monotonic() > until_s:
                     return counts

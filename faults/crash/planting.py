@@ -11,13 +11,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 from crash import errors, flips, images, replays
 from crash.counts import Counts
-from crash.faults import check_fault, fault_points
+from crash.faults import check_fault, fault_points, operations_of
 from crash.judge import Verdict, judge
 from crash.simdisk import KillDisk
 from crash.workloads import WORKLOADS, Base, Bases
@@ -26,7 +27,9 @@ from messagestore.writer.log_writer import LogWriter
 
 MOST_CASES = 1500
 Planted = Callable[[], AbstractContextManager[object]]
-Search = Callable[["Ground"], Iterator[Verdict]]
+Case = Verdict | Callable[[], Verdict]
+"""What is wrong in one case of a search, or what looks for it: a case that is passed over then costs nothing."""
+Search = Callable[["Ground"], Iterator[Case]]
 
 
 class Ground:
@@ -73,35 +76,42 @@ class Mutant:
         The kind of case that must find it; for human readers.
     search : callable
         Returns its cases.
+    case : int
+        The number of the case that found it, counted from 1: it is tried before the others. 0: they are tried in order.
     """
 
     name: str
     planted: Planted
     found_by: str
     search: Search
+    case: int = 0
 
 
 # ---- searches
 
 
 def kills(*names: str) -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def search(ground: Ground) -> Iterator[Case]:
         for name in names:
             story = images.Story.of(name, ground.bases)
             for number, death in enumerate(images.kills(story)):
-                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
+                yield partial(_judged, death, ground.root, number)
 
     return search
 
 
+def _judged(death: images.Death, root: Path, number: int) -> Verdict:
+    return judge(death.crash(root), root, thorough=number % 4 == 0)
+
+
 def power_cuts(*names: str) -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def search(ground: Ground) -> Iterator[Case]:
         for name in names:
             story = images.Story.of(name, ground.bases)
             cases = list(images.power_cuts(story, limit=2))
             ground.chance.shuffle(cases)
             for number, death in enumerate(cases):
-                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
+                yield partial(_judged, death, ground.root, number)
 
     return search
 
@@ -109,45 +119,55 @@ def power_cuts(*names: str) -> Search:
 def second_deaths(*names: str) -> Search:
     """Kill the writer, then cut the power while the next process recovers, or just after."""
 
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def judged(death: images.Death, root: Path, chance: random.Random) -> Verdict:
+        return judge(images.again(death.crash(root), root, chance)[1], root)
+
+    def search(ground: Ground) -> Iterator[Case]:
         for name in names:
             story = images.Story.of(name, ground.bases)
             cases = list(images.kills(story))
             ground.chance.shuffle(cases)
             for death in cases:
-                yield judge(images.again(death.crash(ground.root), ground.root, ground.chance)[1], ground.root)
+                yield partial(judged, death, ground.root, random.Random(ground.chance.random()))
 
     return search
 
 
 def faults(name: str, *kinds: str, tries: int = 2) -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def judged(ground: Ground, kind: str, at: int) -> Verdict:
         workload = WORKLOADS[name]
-        base = ground.bases[workload.base]
+        return check_fault(ground.bases[workload.base], workload, ground.root, kind, at, tries=tries)[2]
+
+    def search(ground: Ground) -> Iterator[Case]:
+        workload = WORKLOADS[name]
+        operations = operations_of(ground.bases[workload.base], workload, ground.root)
         for kind in kinds:
-            for group in fault_points(base, workload, ground.root, kind).values():
+            for group in fault_points(operations, kind).values():
                 for at in group[:3]:
-                    yield check_fault(base, workload, ground.root, kind, at, tries=tries)[2]
+                    yield partial(judged, ground, kind, at)
 
     return search
 
 
 def damage(name: str, *parts: str, ways: str = "vrw") -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
+    def judged(ground: Ground, sample: flips.Sample, change: flips.Damage, path: str, derived: bool) -> Verdict:
+        return flips.look(sample, ground.root, change, path, ways, derived=derived)[1]
+
+    def search(ground: Ground) -> Iterator[Case]:
         cases = [*flips.damages(ground.samples), *flips.flips(ground.samples)]
         chosen = [case for case in cases if case[1].startswith(name + ":") and any(part in case[1] for part in parts)]
         ground.chance.shuffle(chosen)
         for _, _, sample, change, path, derived in chosen:
-            yield flips.look(sample, ground.root, change, path, ways, derived=derived)[1]
+            yield partial(judged, ground, sample, change, path, derived)
 
     return search
 
 
-def many(kind: Callable[..., Verdict], **options: Any) -> Search:
+def many(kind: Callable[..., Verdict], *, tries: int = 20, **options: Any) -> Search:
     """Cases in which threads and processes meet by chance: on a busy machine, most of them may pass each other by."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
-        for number in range(20):
+        for number in range(tries):
             with mock.patch("traceback.print_exc"), tempfile.TemporaryDirectory(dir=ground.folder) as folder:
                 yield kind(Path(folder, f"many-{number}"), ground.chance, Counts(), **options)
 

@@ -31,6 +31,7 @@ from crash.harness import Promise, Step, append_encoded, die, payload, run_steps
 from crash.judge import Verdict, note_content, note_faults, read_queue
 from crash.memdisk import MemDisk, Tree
 from crash.power_cut import Folder
+from crash.turns import taken_by_kind
 from crash.workloads import batch, copy_of, put
 from messagestore import (
     ASYNC_FLUSH,
@@ -47,6 +48,8 @@ _SMALL_FILES = ("spark/journal", "spark/store.json", "spark/state", "checkpoint"
 _FLIPPED = ("spark/journal", "spark/store.json", "spark/state")
 _BATCH_QUEUE = "consumequeue/" + checker.BATCH_TOPIC
 _TOPIC = "consumequeue/topic-" + APP
+EVERY, EVERY_BIT = 3, 61
+"""How many runs take all cases between them, and all flipped bits."""
 _QUICK_STEP = 5
 """The quick profile flips one bit in each group of this many bytes."""
 
@@ -472,16 +475,23 @@ def _refused(
     return "refused", verdict
 
 
+def runs(case: Case) -> int:
+    """How many runs take all cases of this kind between them."""
+    kind, key, *_ = case
+    return EVERY_BIT if kind.startswith("bits of") or key.endswith(":bit") else EVERY
+
+
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run all cases; the quick profile flips one bit of every fifth byte."""
+    """Run all cases; the quick profile takes another one in `EVERY` for each seed, and one bit in `EVERY_BIT`."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"
         states = make_states(root)
-        every = itertools.chain(swapped(root, TINY), lost_ends(root, states), cases(states, root, quick and not case))
-
-        for number, (kind, key, state, damage, must_open) in enumerate(every):
-            if key != case if case else number % part[1] != part[0]:
+        every = itertools.chain(swapped(root, TINY), lost_ends(root, states), cases(states, root, False))
+        whole = not quick or bool(case)
+        chosen = taken_by_kind(every, lambda one: 1 if whole else runs(one), seed, (0, 1) if case else part)
+        for kind, key, state, damage, must_open in chosen:
+            if case and key != case:
                 continue
             if not quick and time.monotonic() > until_s:
                 break

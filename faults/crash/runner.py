@@ -1,10 +1,11 @@
 """Runs `make crash`: injects faults into stores, judges the results, and counts.
 
-    make crash                                    the quick profile: fixed counts, some 8 minutes on 2 cores
-    make crash-deep SECONDS=3600 SEED=7           each mode in turn, with random cases, for the given time
+    make crash                                    the quick profile: a part of each mode, some 8 minutes on 2 cores
+    make crash-deep SECONDS=3600 SEED=7           all cases of each mode and random ones, for the given time
     make crash ARGS="--only images --seed 7 --case 'roll-over/31'"   repeats one case
 
-Each mode is a module with `run(seconds, seed, quick) -> counts`; modes that can be divided among processes also take
+The seed says which part of its cases a mode takes (`crash.turns`). Without one, it is the number of the commit, so that the
+runs of a few commits take all. Each mode is a module with `run(seconds, seed, quick) -> counts`; modes that can be divided among processes also take
 `part` (which, of how many) and `case`. One more process runs than there are cores, because some of them wait for disks
 and for Spark. The last line is computed from the results; any failure ends the run with status 1.
 """
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from crash import turns
 from crash.counts import Counts, again
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +52,8 @@ class Mode:
         Its share of the seconds of `make crash-deep`; 0: it counts cases, and not seconds.
     what : str
         What the mode does, for `--help`.
+    seed : int | None
+        Its seed, unless another one is asked for; None: that of the run.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Mode:
     parts: int
     share: float
     what: str
+    seed: int | None = None
 
 
 MODES = (
@@ -72,14 +77,15 @@ MODES = (
     ),
     Mode("errors", "crash.errors", 2, 0.1, "operation n fails, for every n; full and dead disks; interrupts"),
     Mode("fuzz", "crash.fuzz", 2, 0.1, "hostile bytes, links, owners and clocks"),
-    Mode("concurrency", "crash.concurrency", 1, 0.05, "many readers, writers, brokers and streams at once"),
+    Mode("concurrency", "crash.concurrency", 2, 0.05, "many readers, writers, brokers and streams at once"),
     Mode("deliveries", "crash.deliveries", 2, 0.05, "deliverers of delayed messages die, and a broker takes over"),
     Mode("deletions", "crash.deletions", 1, 0.05, "processes that delete a topic die at every operation"),
     Mode("halves", "crash.halves", 1, 0.05, "transactions interrupted by a kill or a power cut at every operation"),
     Mode("pipes", "crash.pipes", 2, 0.05, "consumers and pipes from topic to topic are killed, stopped and rebalanced"),
     Mode("afar", "crash.afar", 2, 0.0, "faults between Spark and a store on another host, of that host and of drivers"),
     Mode("model", "crash.model", 2, 0.2, "random histories of everything at once, beside a plain model"),
-    Mode("mutants", "crash.mutants", 2, 0.0, "bugs planted in the store, each of which must be found"),
+    # Their seed stays the same: each bug names the case that found it, and searches that meet by chance have been tried.
+    Mode("mutants", "crash.mutants", 3, 0.0, "bugs planted in the store, each of which must be found", seed=1),
 )
 
 
@@ -139,7 +145,11 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     parser.add_argument("--only", metavar="MODES", help="run these modes only, with commas between them; otherwise all")
     parser.add_argument("--case", default="", help="run one case of one mode, by the key that a failure printed")
-    parser.add_argument("--seed", type=int, default=1, help="for everything that is left to chance (default: 1)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="which part of all cases, and everything that is left to chance (default: the number of the commit)",
+    )
     parser.add_argument(
         "--deep", type=float, metavar="SECONDS", help="choose cases by chance for so long, instead of the quick profile"
     )
@@ -157,14 +167,20 @@ def _main(arguments: Sequence[str] | None) -> int:
     if not modes or (options.case and len(modes) != 1):
         parser.error(f"--only: found {options.only!r}; the modes are {', '.join(mode.name for mode in MODES)}")
 
+    turn = turns.of_commit(_ROOT) if options.seed is None else options.seed
+    seeds = {mode.name: mode.seed if options.seed is None and mode.seed is not None else turn for mode in modes}
+    options.seed = turn
+
     if options.case or options.part or options.json:
+        options.seed = seeds[modes[0].name]
         counts = run_here(modes[0], options)
+        counts.processor_s = processor_s(resource.RUSAGE_SELF) + processor_s(resource.RUSAGE_CHILDREN)
         if options.json is not None:
             options.json.write_text(json.dumps(counts.to_dict()))
             return 0
         return report({modes[0].name: counts})
 
-    return run_all(modes, options)
+    return run_all(modes, options, seeds)
 
 
 def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
@@ -186,7 +202,7 @@ def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
     return counts
 
 
-def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
+def run_all(modes: Sequence[Mode], options: argparse.Namespace, seeds: dict[str, int]) -> int:
     """Run all jobs, as many at a time as there are cores; return their report."""
     began_s = time.monotonic()
     total = sum(mode.share for mode in modes) or 1.0
@@ -197,7 +213,7 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
         for mode in modes:
             parts = 1 if not mode.parts else mode.parts if options.deep is None else options.jobs
             for part in range(parts):
-                arguments = ["--only", mode.name, "--seed", str(options.seed)]
+                arguments = ["--only", mode.name, "--seed", str(seeds[mode.name])]
                 arguments += ["--part", f"{part}/{parts}"] if mode.parts else []
                 if options.deep is not None:
                     arguments += ["--deep", f"{options.deep * mode.share / total * options.jobs / parts:.0f}"]
@@ -207,18 +223,27 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
         while waiting or running:
             for job in [job for job in running if is_over(job)]:
                 running.remove(job)
-                results[job.mode.name].add(job.result())
-                print(f"    {job.words}: {time.monotonic() - job.started_s:.0f} s", flush=True)
+                found = job.result()
+                results[job.mode.name].add(found)
+                took_s = time.monotonic() - job.started_s
+                print(f"    {job.words}: {took_s:.0f} s, {found.processor_s:.0f} s of processors", flush=True)
 
             while waiting and len(running) < options.jobs:
                 running.append(waiting.pop(0))
                 running[-1].start()
             time.sleep(0.05)
 
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    took_s = time.monotonic() - began_s
-    print(f"==> {took_s:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processors, seed {options.seed}")
+    took_s, used_s = time.monotonic() - began_s, processor_s(resource.RUSAGE_CHILDREN)
+    print(f"==> {took_s:.0f} s, {used_s:.0f} s of processors, seed {options.seed}")
+    if options.deep is None:
+        print(f"==> the same again: make crash ARGS='--seed {options.seed}'; other parts of all cases: other seeds")
     return report(results)
+
+
+def processor_s(whose: int) -> float:
+    """Return the seconds of processors of this process, or of its children that have ended."""
+    used = resource.getrusage(whose)
+    return used.ru_utime + used.ru_stime
 
 
 def is_over(job: Job) -> bool:

@@ -48,7 +48,7 @@ while True:
 def test_two_deliverers_that_are_killed_beside_a_writer(tmp_path: Path, kills: int) -> None:
     """Processes deliver in turns with a writer, and die by SIGKILL at any moment; each message comes once."""
     settings = tmp_path / "store.properties"
-    settings.write_text("mappedFileSizeCommitLog=65536\nmessageDelayLevel=1s\nlockTimeout=10s\n")
+    settings.write_text("mappedFileSizeCommitLog=65536\nmessageDelayLevel=1s\nlockTimeout=60s\n")
     root, config = tmp_path / "store", StoreConfig.load(settings)
     chance, count, processes = random.Random(3), 0, []
 

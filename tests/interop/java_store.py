@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ _FLAGS = (
     "-XX:MaxDirectMemorySize=768m",
     "-Duser.timezone=UTC",
     "-Dcom.rocketmq.remoting.client.logFileName=none",
+    "-Dtls.server.mode=disabled",  # else each server that starts makes a certificate: two thirds of its processor time
     "-Drocketmq.client.rebalance.waitInterval=1000",  # consumers divide the queues anew each second, not each 20 s
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",  # TransientStorePool locks its buffers in memory
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -80,16 +82,21 @@ class Driver:
         Of RocketMQ.
     folder : Path
         For its log.
+    flags : sequence of str, optional
+        More for its JVM.
     """
 
-    def __init__(self, version: str, folder: Path) -> None:
+    def __init__(self, version: str, folder: Path, flags: Sequence[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"java-{version}-{os.getpid()}-{next(_NUMBERS)}.log"
         classpath = java_build.classpath(version)
+        if flags is None:
+            is_newest = version == java_build.NEWEST
+            flags = java_build.shared_classes("driver", classpath, _train) if is_newest else ()
         environment = {**os.environ, "HOME": str(folder)}  # RocketMQ's logs and defaults go below the home folder
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                ["java", *_FLAGS, f"-Duser.home={folder}", "-cp", classpath, "interop.Driver"],
+                ["java", *_FLAGS, *flags, f"-Duser.home={folder}", "-cp", classpath, "interop.Driver"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -155,14 +162,14 @@ class Driver:
         os.kill(self.pid, signal.SIGKILL)
         self._gone()
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float = 20) -> None:
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
         except OSError:
             pass
         try:
-            self.process.wait(20)
+            self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
         self._gone()
@@ -179,6 +186,19 @@ class Driver:
 
 
 _NUMBERS = itertools.count()
+_SMALL = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400)
+
+
+def _train(flags: Sequence[str]) -> None:
+    """Have the classes loaded that most tests need."""
+    with tempfile.TemporaryDirectory() as folder:
+        driver = Driver(java_build.NEWEST, Path(folder), flags)
+        with JavaStore(driver, Path(folder) / "store", java_config(_SMALL)) as store:
+            store.put([single("t", b"x", keys=["k"]), batch("t", [single("t", b"y")])])
+            store.dispatched()
+            store.dump("t", 0)
+            store.query("t", ["k"])
+        driver.stop(ANSWER_S)
 
 
 def java_config(config: StoreConfig, **settings: object) -> dict[str, object]:

@@ -40,11 +40,13 @@ def soon(ask: Callable[[], _Value], is_good: Callable[[_Value], object], wait_s:
 def broker(
     version: str, folder: Path, names: NameServer, name: str = "broker-a", *, broker_id: int = 0, more: str = ""
 ) -> RealBroker:
-    """A broker, which is not started yet. With an id, it is a slave."""
+    """A broker, which is not started yet, and which the end of its `with` kills. With an id, it is a slave."""
     role = "SLAVE" if broker_id else "ASYNC_MASTER"
     own = folder / f"{name}-{broker_id}"
     conf = MORE.format(name=name, broker_id=broker_id, role=role)
-    return RealBroker(version, own, own / "store", names, more=conf + more)
+    made = RealBroker(version, own, own / "store", names, more=conf + more)
+    made.is_killed = True
+    return made
 
 
 def create_topic(

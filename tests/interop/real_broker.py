@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,12 +55,28 @@ timerWheelEnable=false
 _FLAGS_OF_A_BROKER = tuple(flag for flag in FLAGS if "LogFileName" not in flag)
 
 
+def flags_of(version: str) -> tuple[str, ...]:
+    """Of the JVM of a server or mqadmin."""
+    if version != java_build.NEWEST:
+        return _FLAGS_OF_A_BROKER
+    return (*_FLAGS_OF_A_BROKER, *java_build.shared_classes("server", java_build.tools_classpath(version), _train))
+
+
+def _train(flags: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with RealBroker(java_build.NEWEST, folder, folder / "store", flags=(*_FLAGS_OF_A_BROKER, *flags)):
+            pass
+
+
 class Server:
     """A program of RocketMQ in a process of its own."""
 
     WORDS = "boot success"
+    is_killed = False
+    """How a `with` ends it, for what leaves nothing that is read: a broker takes ten seconds for a clean shutdown."""
 
-    def __init__(self, folder: Path, log: str, *command: str, flags: Sequence[str] = _FLAGS_OF_A_BROKER) -> None:
+    def __init__(self, folder: Path, log: str, *command: str, flags: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{log}-{time.monotonic_ns()}.log"
         self._folder = folder
@@ -108,13 +125,17 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        if self.is_killed:
+            self.kill()
+        else:
+            self.stop()
 
 
 class NameServer(Server):
     """A name server, and mqadmin that asks it."""
 
     WORDS = "The Name Server boot success"
+    is_killed = True
 
     def __init__(self, version: str, folder: Path) -> None:
         self._address = f"127.0.0.1:{ports.reserve()}"
@@ -122,8 +143,9 @@ class NameServer(Server):
         folder.mkdir(parents=True, exist_ok=True)
         conf = folder / "namesrv.conf"
         conf.write_text(f"listenPort={self._address.rpartition(':')[2]}\n")
+        self._flags = flags_of(version)
         start = "org.apache.rocketmq.namesrv.NamesrvStartup"
-        super().__init__(folder, "namesrv", "-cp", self._jars, start, "-c", str(conf))
+        super().__init__(folder, "namesrv", "-cp", self._jars, start, "-c", str(conf), flags=self._flags)
 
     def __str__(self) -> str:
         return self._address
@@ -132,7 +154,7 @@ class NameServer(Server):
         """What a command prints, its errors included."""
         program = ["-cp", self._jars, "org.apache.rocketmq.tools.command.MQAdminStartup"]
         done = subprocess.run(
-            ["java", *_FLAGS_OF_A_BROKER, *program, command, "-n", str(self), *args],
+            ["java", *self._flags, *program, command, "-n", str(self), *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -155,7 +177,7 @@ class RealBroker(Server):
         name_server: NameServer | None = None,
         *,
         more: str = "",
-        flags: Sequence[str] = _FLAGS_OF_A_BROKER,
+        flags: Sequence[str] | None = None,
     ) -> None:
         """`more` has further lines for its `broker.conf`; `flags` are those of its JVM."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +188,6 @@ class RealBroker(Server):
         (folder / "conf").mkdir(exist_ok=True)
         (folder / "conf" / "logback_broker.xml").write_text(_LOGBACK)
         jars = java_build.tools_classpath(version)
-        super().__init__(
-            folder, "broker", "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(self.conf), flags=flags
-        )
+        start = "org.apache.rocketmq.broker.BrokerStartup"
+        given = flags_of(version) if flags is None else flags
+        super().__init__(folder, "broker", "-cp", jars, start, "-c", str(self.conf), flags=given)

@@ -1,8 +1,8 @@
 """Random stores of the real Java store, ended and damaged at random: our recovery keeps what Java's own recovery keeps.
 
-make interop ARGS="-k broker_stores"                150 stores
-make interop-deep STORES=2000 SEED=1000             others, as many as wanted
-make interop-deep STORES=1 SEED=17                  the one of seed 17
+make interop ARGS="-k broker_stores"                                30 of 150 stores, others each day
+make interop-deep STORES=2000 SEED=1000 ARGS="-k broker_stores"     others, as many as wanted
+make interop-deep STORES=1 SEED=17 ARGS="-k broker_stores"          the one of seed 17
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from interop import broker_recipes
 from interop.broker_recipes import Recipe
 from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
+from interop.share import part
 from messagestore.format import record_rows
 from messagestore.log.dispatch import QueueRuns
 from messagestore.recovery.survey import Surveyor
 
-STORES = int(os.environ.get("INTEROP_STORES", "150"))
+STORES, DAYS = int(os.environ.get("INTEROP_STORES", "150")), 5
+"""How many there are, and in how many days all of them come to their turn."""
 FIRST_SEED = int(os.environ.get("INTEROP_SEED", "0"))
 GROUP = 10
 """Stores of one test: while Java closes some, which takes it three seconds each, others go on."""
@@ -36,7 +38,7 @@ MOST_GROUPS_FOR_A_BUG = 5
 
 
 def groups() -> list[list[int]]:
-    seeds = [*range(FIRST_SEED, FIRST_SEED + STORES)]
+    seeds = part(range(FIRST_SEED, FIRST_SEED + STORES), DAYS)
     return [seeds[i : i + GROUP] for i in range(0, len(seeds), GROUP)]
 
 
@@ -46,7 +48,10 @@ def right(recipes: list[Recipe], tried: Callable[[Recipe], str | None]) -> None:
         wrong = [*pool.map(tried, recipes)]
     COUNTS.recipes += len(recipes)
     found = [(made.seed, fault) for made, fault in zip(recipes, wrong, strict=True) if fault is not None]
-    said = "\n\n".join(f"seed {seed} (make interop-deep STORES=1 SEED={seed}): {fault}" for seed, fault in found)
+    said = "\n\n".join(
+        f'seed {seed} (make interop-deep STORES=1 SEED={seed} ARGS="-k broker_stores"): {fault}'
+        for seed, fault in found
+    )
     assert not found, f"{len(found)} of {len(recipes)} stores are wrong\n{said}"
 
 
@@ -58,7 +63,7 @@ def test_random_stores_of_a_broker(seeds: list[int], drivers: Callable[[str], Dr
     right(recipes, lambda made: try_one(made, jvms[made.version], memory / f"seed-{made.seed}"))
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + STORES, 50))
+@pytest.mark.parametrize("seed", part(range(FIRST_SEED, FIRST_SEED + STORES, 50), 3))
 def test_a_broker_that_is_killed(
     seed: int, own_java: Callable[..., Driver], drivers: Callable[[str], Driver], memory: Path
 ) -> None:

@@ -63,8 +63,6 @@ def columns(levels: list[int], begin: int = 0) -> MessageColumns:
 def test_a_broker_delivers_what_we_wrote(broker: RealBroker, root: Path) -> None:
     """Puts and a batch, at levels 1 and 2 and above the last: each that is due comes once, with what it had."""
     config = StoreConfig.load(broker.conf)
-    with broker:
-        pass
     with MessageStore.open(root, config) as store:
         store.create_topic("t", queue_nums=3)
         for number in range(10):
@@ -138,8 +136,6 @@ def test_either_goes_on_where_the_other_stopped(broker: RealBroker, root: Path) 
 def test_a_broker_after_a_killed_deliverer_repeats_and_loses_nothing_more(broker: RealBroker, root: Path) -> None:
     """Without `recover` in between, the broker repeats what delayOffset.json does not know yet, and no other message."""
     config = StoreConfig.load(broker.conf)
-    with broker:
-        pass
     put_and_deliver(root, config, 0, 20, closes=True)
     put_and_deliver(root, config, 20, 10, closes=False)
     with broker:
@@ -156,8 +152,6 @@ def test_a_broker_after_a_killed_deliverer_repeats_and_loses_nothing_more(broker
 def test_delay_offset_json_has_the_same_bytes(broker: RealBroker, root: Path) -> None:
     """What a broker wrote, read and written by us, differs in the counter and the time only."""
     config = StoreConfig.load(broker.conf)
-    with broker:
-        pass
     with MessageStore.open(root, config) as store:
         store.append_batch(columns([1, 1, 1, 2]))
     with broker:
@@ -182,8 +176,6 @@ def test_delay_offset_json_has_the_same_bytes(broker: RealBroker, root: Path) ->
 def test_a_broker_delivers_what_was_sent_back(broker: RealBroker, root: Path) -> None:
     """To the group's retry topic, whose consumers read it, with what RocketMQ keeps."""
     config = StoreConfig.load(broker.conf)
-    with broker:
-        pass
     with MessageStore.open(root, config) as store:
         put = store.put_message(Message("t", b"x", queue_id=0, keys=["k"], tags="tag"))
         (message,) = store.get_message("t", 0, 0).messages

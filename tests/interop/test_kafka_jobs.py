@@ -9,13 +9,18 @@ import fcntl
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.peers import kafka_broker, tools
 
+pytest.importorskip("pyspark")
+
 import spark_runs
+from interop import kafka_jobs
+from interop.share import part
 from messagestore import MessageStore
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
@@ -101,6 +106,16 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "metrics_of_a_source": ([f"{each}OffsetsBehindLatest" for each in ("avg", "max", "min")], []),
 }
 """What Kafka's connector finds and what this one finds; texts are parts of errors."""
+REST = ("delays_as_spark_writes_them", "columns_of_other_types")
+ALL_JOBS = (*SAME, *REFUSED, *DIFFERENT, *REST)
+DAYS = 3
+"""In which all jobs come to their turn."""
+JOBS_NOW = part(ALL_JOBS, DAYS)
+
+
+def now(jobs: Iterable[str]) -> list[str]:
+    """Those of them that run."""
+    return [job for job in jobs if job in JOBS_NOW]
 
 
 def runs(folder: Path) -> dict[str, Any]:
@@ -129,7 +144,7 @@ def runs(folder: Path) -> dict[str, Any]:
             "spark.jars": ",".join(jars),
             "spark.sql.warehouse.dir": f"{folder}/warehouse",
         }
-        plan = {"settings": settings, "targets": targets, "result": f"{folder}/result.json"}
+        plan = {"settings": settings, "targets": targets, "jobs": JOBS_NOW, "result": f"{folder}/result.json"}
         (folder / "plan.json").write_text(json.dumps(plan))
         environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": spark_runs.JAVA_OPTIONS}
         environment.pop("SPARK_HOME", None)
@@ -169,18 +184,21 @@ def errors_of(result: Any) -> list[str]:
     return [text for each in result for text in errors_of(each)] if isinstance(result, list) else []
 
 
-def test_every_job_is_in_one_table(found) -> None:
-    rest = {"delays_as_spark_writes_them", "columns_of_other_types"}
-    assert sorted(found["kafka"]) == sorted([*SAME, *REFUSED, *DIFFERENT, *rest])
+def test_every_job_is_in_one_table() -> None:
+    assert sorted(kafka_jobs.JOBS) == sorted(ALL_JOBS)
+
+
+def test_all_jobs_ran(found) -> None:
+    assert sorted(found["kafka"]) == sorted(found["store"]) == sorted(JOBS_NOW)
 
 
 @pytest.mark.parametrize("target", ["kafka", "store"])
-@pytest.mark.parametrize("job", SAME)
+@pytest.mark.parametrize("job", now(SAME))
 def test_a_job_finds_the_same(found, job: str, target: str) -> None:
     assert found[target][job] == SAME[job]
 
 
-@pytest.mark.parametrize("job", REFUSED)
+@pytest.mark.parametrize("job", now(REFUSED))
 def test_a_job_is_refused_by_both(found, job: str) -> None:
     for target, text in zip(("kafka", "store"), REFUSED[job], strict=True):
         errors = errors_of(found[target][job])
@@ -188,7 +206,7 @@ def test_a_job_is_refused_by_both(found, job: str) -> None:
         assert text in errors[0]
 
 
-@pytest.mark.parametrize("job", DIFFERENT)
+@pytest.mark.parametrize("job", now(DIFFERENT))
 def test_a_difference_is_known(found, job: str) -> None:
     for target, expected in zip(("kafka", "store"), DIFFERENT[job], strict=True):
         result = found[target][job]
@@ -200,14 +218,21 @@ def test_a_difference_is_known(found, job: str) -> None:
             assert result == expected
 
 
-def test_delays_are_read_as_kafkas_connector_reads_them(found) -> None:
+def delays_are_read_as_kafkas_connector_reads_them(found: dict[str, Any]) -> None:
     for target in ("kafka", "store"):
         delays, wrong = found[target]["delays_as_spark_writes_them"]
         assert delays == [[[0, 1, 2]]] * 4
         assert errors_of(wrong)
 
 
-def test_columns_of_some_more_types_are_taken(found) -> None:
+def columns_of_some_more_types_are_taken(found: dict[str, Any]) -> None:
     theirs, ours = (found[target]["columns_of_other_types"] for target in ("kafka", "store"))
     assert len(errors_of(theirs)) == 4
     assert {name for name, result in ours.items() if errors_of(result)} == {"value", "partition"}
+
+
+def test_what_is_in_no_table(found) -> None:
+    checks = (delays_are_read_as_kafkas_connector_reads_them, columns_of_some_more_types_are_taken)
+    for job, check in zip(REST, checks, strict=True):
+        if job in JOBS_NOW:
+            check(found)

@@ -24,7 +24,7 @@ from interop.java_store import COUNTS
 from interop.live import await_route, broker, create_topic, put, soon
 from interop.real_broker import NameServer
 from messagestore import BrokerError, StoreWentBackwardsError
-from messagestore.spi import STORES, Location
+from messagestore.spi import STORES, Location, brokers_of
 from pyspark_messagestore.options.table import source_options
 from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader
 from pyspark_messagestore.source.schema import Projection
@@ -159,6 +159,7 @@ def test_a_broker_that_is_older_than_the_checkpoint(memory: Path, names: NameSer
         create_topic(names, [a], "t")
         put(names, "t", bodies("before", 20))
         assert query.run() == 20
+        a.stop()
     shutil.copytree(store, copy)
     with a:
         soon(lambda: put(names, "t", bodies("lost", 20)), lambda _: True)
@@ -301,8 +302,9 @@ def test_the_command_line_asks_a_broker(memory: Path, names: NameServer) -> None
         assert "needs the store's files" in refused.stderr
         with broker(NEWEST, memory, names, "broker-b"):
             location = Location.of(path)
-            soon(lambda: run("get", path, "t").stderr, lambda text: "broker-a, broker-b" in text)
-            assert run("get", str(location.of_broker("broker-a")), "t").stdout.count("x ") == 6
+            soon(lambda: brokers_of(location), lambda parts: len(parts) == 2)
+            for address in (path, str(location.of_broker("broker-a"))):
+                assert run("get", address, "t").stdout.count("x ") == 6
             rows = [json.loads(line) for line in run("topics", path, "--json").stdout.splitlines()]
             assert {row["brokerName"] for row in rows} == {"broker-a", "broker-b"}
             found = [

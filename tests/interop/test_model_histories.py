@@ -1,6 +1,6 @@
 """What the random model of everything leaves is what Java shows: each queue, message by message.
 
-make interop ARGS="-k model_histories"              20 histories
+make interop ARGS="-k model_histories"              10 of 20 histories, the others the day after
 make interop-deep HISTORIES=500 SEED=1000           others, as many as wanted, beside other random stores
 make interop-deep HISTORIES=1 SEED=17 ARGS="-k model_histories"     the one of seed 17
 """
@@ -28,6 +28,7 @@ from crash.plain_model import (
 )
 from interop.compare import check_messages, of_java
 from interop.java_store import ANSWER_S, Driver, JavaStore, java_config
+from interop.share import part
 from messagestore import MessageStore
 
 HISTORIES = int(os.environ.get("INTEROP_HISTORIES", "20"))
@@ -40,7 +41,7 @@ _INDEX_HEADER_SIZE, _INDEX_SLOT_SIZE, _INDEX_ENTRY_SIZE = 40, 4, 20
 
 
 def groups() -> list[list[int]]:
-    numbers = [*range(FIRST_SEED, FIRST_SEED + HISTORIES)]
+    numbers = part(range(FIRST_SEED, FIRST_SEED + HISTORIES), 2)
     return [numbers[at : at + GROUP] for at in range(0, len(numbers), GROUP)]
 
 

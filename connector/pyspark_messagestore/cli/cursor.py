@@ -1,7 +1,7 @@
 """Reads the messages that `messagestore get` and `messagestore tail` show.
 
-`messages` gives the messages of one queue in its order, and `Cursor` gives those of many queues in the order in which
-they were stored. Both see only what a reader may see.
+`messages` gives the messages of one queue in its order, `Cursor` gives those of many queues in the order in which they
+were stored, and `Cursors` those of all brokers of a cluster. They see only what a reader may see.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pyspark_messagestore.cli import output as out
 _PAGE_COUNT = 32
 _POLL_S = 0.1
 _TOPICS_POLL_S = 1.0
+_BROKERS_POLL_S = 5.0
 
 
 def queue_ids(store: StoreReader, topic: str) -> tuple[list[int], list[int]]:
@@ -77,34 +78,35 @@ class Cursor:
         self._seen: Ends | None = None
         self._last: LastRecord | None = None
 
-        self._find_topics()
+        self.find_topics()
         created = store.describe(topics).queue_counts if topics else {}
-        missing = [topic for topic in topics or () if topic not in self._found_topics and topic not in created]
-        if missing:
-            out.note(f"these topics do not exist yet: {', '.join(missing)}")
+        self.missing = [topic for topic in topics or () if topic not in self._found_topics and topic not in created]
 
-    def _find_topics(self) -> None:
-        """Add topics that are new."""
+    def find_topics(self) -> None:
+        """Add topics that are new, if some time has passed since the last look."""
+        if time.monotonic() < self._look_at_s:
+            return
         self._look_at_s = time.monotonic() + _TOPICS_POLL_S
         ids_by_topic = self.store.describe(self.topics, queues=True).queue_ids
         wanted = ids_by_topic.keys() - {BATCH_TOPIC} if self.topics is None else ids_by_topic.keys() & set(self.topics)
         self._found_topics = sorted(wanted)
 
-    def skip_to(self, count: int) -> None:
-        """Skip all but the last `count` messages of all queues together."""
+    def skip(self, count: int) -> list[MessageExt]:
+        """Skip all messages; returns the last `count` ones of all queues together, to which `go_back` may lead."""
         ends = self._places_in(self._ends())
-        newest = heapq.nlargest(
-            count,
-            (
-                (message.physical_offset, queue, message.queue_offset)
-                for queue, end in ends.items()
-                for message in messages(self.store, queue, max(self.places[queue], end - count), end)
-            ),
+        found = (
+            message
+            for queue, end in ends.items()
+            for message in messages(self.store, queue, max(self.places[queue], end - count), end)
         )
-
+        newest = heapq.nlargest(count, found, key=lambda message: message.physical_offset)
         self.places = ends
-        for _, queue, queue_offset in newest:
-            self.places[queue] = min(self.places[queue], queue_offset)
+        return newest
+
+    def go_back(self, message: MessageExt) -> None:
+        """Begin, in the queue of a message, not behind it."""
+        queue = message.topic, message.queue_id
+        self.places[queue] = min(self.places[queue], message.queue_offset)
 
     def once(self) -> Iterator[MessageExt]:
         """The messages that have arrived since the last call, in the order of the log."""
@@ -181,16 +183,69 @@ class Cursor:
         for message in messages(self.store, queue, self.places[queue], end):
             yield queue, message
 
-    def follow(self, interrupted: Callable[[], bool]) -> Iterator[MessageExt]:
+
+class Cursors:
+    """A place in each queue of some topics in one store, or on all brokers of a cluster.
+
+    The messages of several brokers come in the order of their store times, each broker's own in the order of its log.
+
+    Parameters
+    ----------
+    stores : dict of str to StoreReader
+        By the names of the brokers; one store alone has no name.
+    topics : list of str | None
+        None: all topics except the store's own.
+    more : function, optional
+        The stores of brokers that are not among some names. It is asked now and then; they are read from their first
+        message.
+    """
+
+    def __init__(
+        self,
+        stores: dict[str, StoreReader],
+        topics: list[str] | None,
+        more: Callable[[Iterable[str]], dict[str, StoreReader]] | None = None,
+    ) -> None:
+        self._topics, self._more, self._look_at_s = topics, more, time.monotonic() + _BROKERS_POLL_S
+        self._cursors = {name: Cursor(store, topics) for name, store in stores.items()}
+        lists = [cursor.missing for cursor in self._cursors.values()]
+        missing = [topic for topic in topics or () if all(topic in some for some in lists)]
+        if missing:
+            out.note(f"these topics do not exist yet: {', '.join(missing)}")
+
+    def skip_to(self, count: int) -> None:
+        """Skip all but the last `count` messages of all queues together."""
+        found = [(cursor, message) for cursor in self._cursors.values() for message in cursor.skip(count)]
+        if len(self._cursors) > 1:
+            found = heapq.nlargest(count, found, key=lambda each: each[1].store_timestamp_ms)
+        for cursor, message in found:
+            cursor.go_back(message)
+
+    def once(self) -> Iterator[tuple[str, MessageExt]]:
+        """The messages that have arrived since the last call, each with the name of its broker."""
+        parts = [self._part(name, cursor) for name, cursor in self._cursors.items()]
+        return heapq.merge(*parts, key=lambda pair: pair[1].store_timestamp_ms)
+
+    @staticmethod
+    def _part(name: str, cursor: Cursor) -> Iterator[tuple[str, MessageExt]]:
+        for message in cursor.once():
+            yield name, message
+
+    def follow(self, interrupted: Callable[[], bool]) -> Iterator[tuple[str, MessageExt]]:
         """The existing messages and those that arrive, until `interrupted` returns True."""
         while not interrupted():
             begin_s = time.monotonic()
             try:
                 yield from self.once()
-                if begin_s >= self._look_at_s:
-                    self._find_topics()
+                for cursor in self._cursors.values():
+                    cursor.find_topics()
             except FileNotFoundError:
                 pass  # retention, or the deletion of a topic, removed a file while it was being read: look again
+            if self._more is not None and begin_s >= self._look_at_s:
+                self._look_at_s = begin_s + _BROKERS_POLL_S
+                for name, store in self._more(self._cursors).items():
+                    self._cursors[name] = Cursor(store, self._topics)
             looked_s = time.monotonic() - begin_s
-            self.store.await_change(_POLL_S)
+            for cursor in self._cursors.values():
+                cursor.store.await_change(_POLL_S / len(self._cursors))
             time.sleep(min(_POLL_S, looked_s))  # half of the time belongs to others, whatever a look costs

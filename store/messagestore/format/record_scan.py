@@ -383,6 +383,38 @@ def chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     return linked[: leading((magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1]))]
 
 
+def chains(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The starts of records in several pieces, which follow one another: `chain` of each piece, all at once.
+
+    Parameters
+    ----------
+    data : uint8[m]
+    ends : int64[k]
+        Where each piece ends in `data`. The first one begins at 0, and the others behind the one before.
+
+    Returns
+    -------
+    tuple of (int64[n], int64[k])
+        The starts in their order, and where the last record of each piece ends.
+    """
+    stops = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
+    if len(data) < MIN_RECORD_SIZE:
+        return np.empty(0, np.int64), stops
+    words = unaligned(data, RECORD_HEAD.dtype["total_size"])
+    steps, on = [np.empty(0, np.int64)], np.arange(len(ends))
+    while True:  # a step takes the next record of each piece that has one
+        on = on[ends[on] - stops[on] >= MIN_RECORD_SIZE]
+        if not len(on):
+            return np.sort(np.concatenate(steps)), stops
+        starts = stops[on]
+        sizes, magic = words[starts].astype(np.int64), words[starts + MAGIC_POSITION]
+        good = (sizes >= MIN_RECORD_SIZE) & (sizes <= ends[on] - starts)
+        good &= (magic == MAGIC_V1) | (magic == MAGIC_V2)
+        on, starts = on[good], starts[good]
+        stops[on] = starts + sizes[good]
+        steps.append(starts)
+
+
 def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_bytes_left: int) -> ScanEnd:
     """What there is at the place where the chain ends."""
     rest = data[position:]

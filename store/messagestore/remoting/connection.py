@@ -317,26 +317,35 @@ class Connection:
             return
 
         self._filled += count
-        if self._filled < len(buffer):
-            return
-        self._filled = 0
-        if self._frame is None:
-            size = int.from_bytes(self._head, "big")
-            if not SIZE_BYTES <= size <= FRAME_LIMIT:
-                self._break(
-                    ProtocolError(
-                        f"{self.address}: found a frame of {size:,} bytes; allowed are frames of RocketMQ's remoting "
-                        f"protocol up to {FRAME_LIMIT:,}. Is this the address of a name server or a broker, and does "
-                        f"it expect TLS?"
-                    )
-                )
-                return
-            self._frame = bytearray(size)
-            return
+        if self._frame is not None:
+            self._take_frame(self._frame)
+        if self._frame is None and self._filled == SIZE_BYTES:
+            self._begin_frame()
 
-        data, self._frame = self._frame, None
+    def _begin_frame(self) -> None:
+        """Make room for the frame whose size has come, and for the size of the next one."""
+        size = int.from_bytes(self._head, "big")
+        if not SIZE_BYTES <= size <= FRAME_LIMIT:
+            self._break(
+                ProtocolError(
+                    f"{self.address}: found a frame of {size:,} bytes; allowed are frames of RocketMQ's remoting "
+                    f"protocol up to {FRAME_LIMIT:,}. Is this the address of a name server or a broker, and does it "
+                    f"expect TLS?"
+                )
+            )
+            return
+        self._frame, self._filled = bytearray(size + SIZE_BYTES), 0
+
+    def _take_frame(self, buffer: bytearray) -> None:
+        """Give the frame to its call if it is complete."""
+        size = len(buffer) - SIZE_BYTES
+        if self._filled < size:
+            return
+        self._filled -= size
+        self._head[: self._filled] = buffer[size : size + self._filled]
+        self._frame = None
         try:
-            self._receive(unpacked(data))
+            self._receive(unpacked(memoryview(buffer)[:size]))
         except ProtocolError as error:
             self._break(error)
 

@@ -29,6 +29,7 @@ VERSION = 479
 ANSWER_FLAG, ONEWAY_FLAG = 1, 2
 _PYTHON, _LANGUAGES = 3, ("JAVA", "CPP", "DOTNET", "PYTHON")
 _TYPES = {JSON: 0, ROCKETMQ: 1}
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def _json_header(frame: Frame) -> bytes:
         fields["remark"] = frame.remark
     if frame.fields:
         fields["extFields"] = frame.fields
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return _encoded(fields).encode()
 
 
 def _of_json(header: memoryview, body: memoryview) -> Frame:

@@ -196,7 +196,16 @@ def location_words() -> str:
 
 def _checked_brokers(text: str) -> str:
     """The address of brokers: name servers, and perhaps the name of one broker."""
-    servers, _, broker = text.rstrip("/").partition("://")[2].partition("/")
+    address = text.partition("://")[2]
+    if re.match(r"https?://", address, re.IGNORECASE):
+        raise ConfigError(
+            f"path: found {text!r:.200}, with the URL of a server that lists name servers (rocketmq.namesrv.domain); "
+            f"allowed are the name servers themselves: {ROCKETMQ}://host:port;host:port. `curl {address:.200}` shows "
+            f"them",
+            key="location",
+            value=text,
+        )
+    servers, _, broker = address.rstrip("/").partition("/")
     if not servers or not re.fullmatch(r"[\w.%-]*", broker):
         raise _refused(text)
     try:

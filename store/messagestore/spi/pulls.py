@@ -2,11 +2,13 @@
 
 The body of an answer is records of the CommitLog, byte for byte, so the caller decodes and checks them as he does those
 of a file. A request is for exact queue offsets. What an answer leaves out because the broker limits its size is asked
-for again. The records of a range must have its queue offsets, one after the other: anything else is an error.
+for again. The records of a range must have its queue offsets, one after the other: anything else is an error. While the
+caller decodes, the broker prepares what comes next, also that of the next queue.
 
     range  |--- asked ---|--- asked ---|--- asked ---|          all under way
            |== answer ==.|                                      the broker gave less
                         |-|                                     so the rest is asked for
+    next range          |--- asked ---|                         as soon as all of this one is
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from messagestore.errors import (
 from messagestore.format.gathered import Gathered
 from messagestore.format.inner_batch import single_records
 from messagestore.format.layout import SYS_FLAG_INNER_BATCH
-from messagestore.format.record_scan import chain, heads
+from messagestore.format.record_scan import chains, heads
 from messagestore.remoting import Answer, Call, codes
 from messagestore.remoting.client import refused
 from messagestore.remoting.replicas import Replicas
@@ -44,8 +46,12 @@ So nothing is created, and nothing is committed.
 """
 ANSWERS = frozenset({codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY, codes.PULL_OFFSET_MOVED})
 
-_UNDER_WAY = 16
-"""How many requests are under way. Each is answered with 256 KiB at most, unless a broker is told otherwise."""
+_UNDER_WAY, _MOST_UNDER_WAY = 16, 128
+"""How many requests are under way, and how many if their answers are small. Each is answered with 256 KiB at most,
+unless a broker is told otherwise.
+"""
+_SIZE_UNDER_WAY = 4 * 1024 * 1024
+"""So many bytes of answers are asked for ahead: a broker takes as long for them as it takes to decode a block."""
 _MOST_MESSAGES = 1024
 _LEVEL_ANSWERS = 64
 """So many answers that are full, and the next requests are for more."""
@@ -81,15 +87,16 @@ class Records:
             The bodies do not consist of whole records.
         """
         data = np.concatenate([np.frombuffer(body, np.uint8) for body in bodies] or [np.empty(0, np.uint8)])
-        positions = chain(data)
+        ends = np.cumsum(np.fromiter(map(len, bodies), np.int64, len(bodies)))
+        positions, stops = chains(data, ends)
         head = heads(data, positions)
-        end = int(positions[-1]) + int(head["total_size"][-1]) if len(positions) else 0
-        if end != len(data):
+        for body in np.flatnonzero(stops != ends)[:1].tolist():
+            count = int(np.searchsorted(positions, stops[body]))
             raise CorruptionError(
                 path,
-                int(head["physical_offset"][-1]) if len(positions) else 0,
+                int(head["physical_offset"][count - 1]) if count else 0,
                 "an answer that consists of whole records",
-                f"{len(data) - end} bytes behind record {len(positions)} that are no record",
+                f"{ends[body] - stops[body]} bytes behind record {count} that are no record",
             )
 
         if (head["sys_flag"] & SYS_FLAG_INNER_BATCH).any():
@@ -199,6 +206,9 @@ class Pull:
         self._asked: deque[_Asked] = deque()
         self._next = span.start  # the first message that was not asked for
         self._most, self._level = 32, 0
+        self._answer_size = 1
+        self.following: Pull | None = None
+        """What is read behind this range. It is asked for as soon as all of this range is."""
         self._patience = replicas.patience()
 
     def blocks(self, max_rows: int, max_size: int) -> Iterator[Gathered]:
@@ -213,6 +223,7 @@ class Pull:
         CorruptionError
             The broker has other messages than those that were asked for.
         """
+        self._patience.progressed()  # the ranges before this one may have taken long
         position, bodies, size = self._span.start, list[bytes | memoryview](), 0
         first = position
         while position < self._span.end:
@@ -250,6 +261,7 @@ class Pull:
                 if answer.code in ANSWERS:
                     if answer.code == codes.SUCCESS:  # a slave that answers without the message is no progress
                         self._patience.progressed()
+                        self._answer_size = max(1, len(answer.body))
                     self._asked.popleft()
                     return answer, asked.end
                 failure = refused(answer, self._replicas.name)
@@ -260,8 +272,7 @@ class Pull:
             except StoreUnavailableError as error:
                 failure = error
 
-            self._asked.clear()  # answers that come later are dropped by the connection
-            self._next = position
+            self._ask_again(position)
             # A slave without slaveReadEnable is always busy.
             asks_another = isinstance(failure, StoreUnavailableError) or self._replicas.is_slave
             if not (address and asks_another and self._replicas.gave_no_answer(address)):
@@ -270,12 +281,31 @@ class Pull:
                 self._check()
 
     def _fill(self, address: str, position: int) -> None:
-        """Send requests until enough are under way."""
+        """Send requests until enough are under way, for this range and then for those behind it."""
         self._next = max(self._next, position)
-        while len(self._asked) < _UNDER_WAY and self._next < self._span.end:
+        left = max(_UNDER_WAY, min(_MOST_UNDER_WAY, _SIZE_UNDER_WAY // self._answer_size))
+        pull: Pull | None = self
+        while pull is not None:
+            left = pull._ask(address, left)
+            pull = pull.following if left > 0 and pull._next >= pull._span.end else None
+
+    def _ask(self, address: str, most: int) -> int:
+        """Send requests for this range until so many are under way; how many more may be."""
+        while len(self._asked) < most and self._next < self._span.end:
             end = min(self._span.end, self._next + self._most)
             self._asked.append(self._sent(address, self._next, end))
             self._next = end
+        return most - len(self._asked)
+
+    def _ask_again(self, position: int) -> None:
+        """Want no answer to what is under way, which the connection drops then, and begin anew at a message."""
+        self._asked.clear()
+        self._next = position
+        pull = self.following
+        while pull is not None and pull._asked:
+            pull._asked.clear()
+            pull._next = pull._span.start
+            pull = pull.following
 
     def _sent(self, address: str, start: int, end: int) -> _Asked:
         fields = pull_fields(self._span.topic, self._span.queue_id, start, end - start, self._group)
@@ -289,8 +319,7 @@ class Pull:
             try:
                 self._asked.appendleft(self._sent(self._replicas.address(), behind, wanted))
             except StoreUnavailableError:
-                self._asked.clear()
-                self._next = behind
+                self._ask_again(behind)
         else:
             self._level += 1
             if self._level >= _LEVEL_ANSWERS:
@@ -303,8 +332,7 @@ class Pull:
         """Whether a slave does not have the message yet. Then this waits a little, and all is asked for again."""
         if not self._replicas.is_slave or position < int(answer.fields.get("maxOffset", 0)):
             return False
-        self._asked.clear()
-        self._next = position
+        self._ask_again(position)
         self._patience.wait(
             StoreUnavailableError(
                 f"{self._path}: the slave {answer.address} does not have message {position} of {self._name} yet, and "

@@ -463,13 +463,8 @@ class RocketMQReader:
         return [self._sizes(span) for span in ranges]
 
     def _sizes(self, span: Range) -> NDArray[np.int32]:
-        blocks = self._blocks(span, GATHERED_ROWS, GATHERED_SIZE)
+        blocks = Pull(self._replicas, span, self._path, self._group).blocks(GATHERED_ROWS, GATHERED_SIZE)
         return np.concatenate([np.empty(0, np.int32), *(block.sizes for block in blocks)])
-
-    def _blocks(
-        self, span: Range, max_rows: int, max_size: int, check: Callable[[], None] | None = None
-    ) -> Iterator[Gathered]:
-        return Pull(self._replicas, span, self._path, self._group, check).blocks(max_rows, max_size)
 
     def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:  # noqa: ARG002
         """Refuse: a broker searches its index only for the newest messages with a key."""
@@ -496,8 +491,11 @@ class RocketMQReader:
 
         self._topic = next((span.topic for span in ranges), None)
         check()
-        for span in ranges:
-            yield from self._blocks(span, max_rows, max_size, check)
+        pulls = [Pull(self._replicas, span, self._path, self._group, check) for span in ranges]
+        for pull, following in itertools.pairwise(pulls):
+            pull.following = following
+        for pull in pulls:
+            yield from pull.blocks(max_rows, max_size)
         check()
 
     def _check_planned(self, planned: PlannedRead, ranges: Sequence[Range]) -> None:

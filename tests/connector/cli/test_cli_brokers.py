@@ -1,14 +1,17 @@
-"""Commands that ask RocketMQ's brokers: `find`, `topics`, `offsets` and `lag` with the address of name servers."""
+"""Commands that ask RocketMQ's brokers: `find`, `topics`, `offsets`, `lag`, `get` and `tail` with the address of name
+servers.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli_runs import error, lines, objects, run
+from cli_runs import TIMEOUT_S, error, finish, lines, objects, read_lines, run, start
 from fake_broker import NAME, Broker
 
 HOUR_MS = 3_600_000
@@ -90,6 +93,80 @@ def test_what_is_not_found(broker: Broker) -> None:
     )
     for wrong in (["--key", "k"], ["--topic", "t", "--key", "k", "--store-config", "x"]):
         assert "They find messages of a topic by key: give --topic" in error("find", path(broker), *wrong, code=2)
+
+
+# ---- get and tail
+
+
+def test_get_shows_the_queues_of_every_broker(broker: Broker) -> None:
+    rows = objects(run("get", path(broker), "t", "--json"))
+    assert [(row["brokerName"], row["queueId"], row["body"]) for row in rows] == [
+        *((NAME, 0, f"a{number}") for number in (0, 2, 4)),
+        *((NAME, 1, f"a{number}") for number in (1, 3, 5)),
+        *(("broker-b", 0, f"b{number}") for number in range(3)),
+    ]
+    assert [line.split()[0] for line in lines(run("get", path(broker), "t", 0, "--count", 1))] == [NAME, "broker-b"]
+    assert [row["body"] for row in objects(run("get", path(broker), "t", 1, "--json"))] == ["a1", "a3", "a5"]
+    last = run("get", path(broker), "t", 0, "--offset", 2, "--json")
+    assert [row["body"] for row in objects(last)] == ["a4", "b2"]
+    assert [row["body"] for row in objects(run("get", path(broker, "broker-b"), "t", "--json"))] == ["b0", "b1", "b2"]
+    assert (
+        f"{NAME}: t/1: no message at 7. The queue holds 0 to 2"
+        in run("get", path(broker), "t", 1, "--offset", 7, code=1).stderr
+    )
+    assert "t: the topic has no queue 5. Its queues are 0, 1" in error("get", path(broker), "t", 5, code=2)
+    assert "topic 'missing' is not in the store" in error("get", path(broker), "missing", code=2)
+
+
+def test_tail_shows_the_newest_messages_of_all_brokers(broker: Broker) -> None:
+    """In the order of store times."""
+    rows = objects(run("tail", path(broker), "t", "--json", "--count", 5))
+    assert [(row["brokerName"], row["body"]) for row in rows] == [
+        (NAME, "a4"),
+        (NAME, "a5"),
+        *(("broker-b", f"b{number}") for number in range(3)),
+    ]
+    rows = objects(run("tail", path(broker), "t", "only-b", "--json", "--from", "earliest"))
+    assert sorted(row["body"] for row in rows) == sorted(
+        [*(f"a{n}" for n in range(6)), *(f"b{n}" for n in range(3)), "x"]
+    )
+    times_ms = [row["storeTimestamp"] for row in rows if row["topic"] == "t"]
+    assert times_ms == sorted(times_ms)
+    assert len(objects(run("tail", path(broker), "--json", "--count", 100))) == 10
+    assert [row["body"] for row in objects(run("tail", path(broker, NAME), "--json", "--count", 2))] == ["a4", "a5"]
+    assert "topic 'missing' is not in the store" in error("tail", path(broker), "t", "missing", code=2)
+
+
+def test_tail_follows_all_brokers_and_those_that_come(broker: Broker) -> None:
+    """A topic that no broker has yet is waited for, and a broker that comes is read from its first message."""
+    third = Broker(name="broker-c")
+    third.put("t", 0, b"c0")
+    third.put("t", 0, b"c1")
+    process = start("tail", path(broker), "t", "later", "--follow", "--json", "--from", "latest", "--count", 5)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "these topics do not exist yet: later\n"
+    until_s = time.monotonic() + TIMEOUT_S
+    while not (broker.kept and broker.others[0].kept):  # it has skipped what there was, and waits at all brokers
+        assert process.poll() is None
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    broker.put("t", 1, b"new a")
+    (first,) = read_lines(process, 1)
+    broker.others[0].put("t", 0, b"new b")
+    (second,) = read_lines(process, 1)
+    broker.others[0].put("later", 0, b"new topic")
+    (later,) = read_lines(process, 1)
+    with third.serve():
+        broker.others.append(third)
+        stdout, _ = finish(process)
+    rows = [json.loads(line) for line in (first, second, later, *stdout.splitlines())]
+    assert [(row["brokerName"], row["body"]) for row in rows] == [
+        (NAME, "new a"),
+        ("broker-b", "new b"),
+        ("broker-b", "new topic"),
+        ("broker-c", "c0"),
+        ("broker-c", "c1"),
+    ]
 
 
 # ---- the brokers of a cluster

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import reference
 from messagestore.format import layout, record, record_scan
-from messagestore.format.record_scan import HEAD_DTYPE, crcs_of_ranges, heads, is_head, scan
+from messagestore.format.record_scan import HEAD_DTYPE, chain, chains, crcs_of_ranges, heads, is_head, scan
 
 PLACE = 4096
 """Physical offset of the first record of a log made here."""
@@ -279,6 +279,28 @@ def test_records_overwritten_by_records(data: st.DataObject) -> None:
         piece = bytes(junk[start:place])
         assert record.decode_message(piece, physical_offset=PLACE + start).physical_offset == PLACE + start
         assert reference.decode(piece)["size"] == size
+
+
+@given(st.data())
+def test_the_chains_of_several_pieces(data: st.DataObject) -> None:
+    """As each piece alone, whatever is damaged."""
+    pieces = []
+    for sizes in data.draw(st.lists(st.lists(st.integers(0, 40), max_size=5), max_size=6)):
+        piece = bytearray(log_of([b"x" * size for size in sizes])[0].tobytes()) if sizes else bytearray()
+        if piece and data.draw(st.booleans()):
+            piece[data.draw(st.integers(0, len(piece) - 1))] = data.draw(st.integers(0, 255))
+        pieces.append(bytes(piece[: data.draw(st.integers(0, len(piece)))] if data.draw(st.booleans()) else piece))
+
+    wanted, stops, begin = list[int](), list[int](), 0
+    for piece in pieces:
+        starts = chain(np.frombuffer(piece, np.uint8)).tolist()
+        wanted += [begin + start for start in starts]
+        size = int.from_bytes(piece[starts[-1] : starts[-1] + 4], "big") if starts else 0
+        stops.append(begin + (starts[-1] + size if starts else 0))
+        begin += len(piece)
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    found, found_stops = chains(np.frombuffer(b"".join(pieces), np.uint8), ends)
+    assert (found.tolist(), found_stops.tolist()) == (wanted, stops)
 
 
 def test_offsets_beyond_32_bits() -> None:

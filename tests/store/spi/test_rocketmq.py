@@ -221,6 +221,52 @@ def test_connections_that_break_lose_and_double_nothing(broker: Broker, store: S
     assert count > every
 
 
+def of_queues(store: StoreReader, ends: dict[int, int], **more: object) -> Iterator[tuple[int, list[bytes]]]:
+    """The blocks of some queues, read one after the other."""
+    for block in store.gather([Range("t", queue_id, 0, end) for queue_id, end in ends.items()], **more):
+        yield block.queue_id, block.decoded(["body"])["body"].to_pylist()
+
+
+def test_the_next_queues_are_asked_for_while_one_is_read(broker: Broker, store: StoreReader) -> None:
+    """So many requests, and no more, are under way; each queue keeps its order."""
+    for queue_id in range(1, 300):
+        broker.queues.pop(("t", queue_id), None)
+        broker.put("t", queue_id, b"of %d" % queue_id)
+    ends = {queue_id: 40 if queue_id == 0 else 1 for queue_id in range(300)}
+    blocks = of_queues(store, ends)
+    assert next(blocks) == (0, [b"%d" % number for number in range(40)])
+    until_s = time.monotonic() + 30
+    while ("1" not in (asked := {frame.fields["queueId"] for frame in pulls(broker)})) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert "1" in asked
+    assert len(pulls(broker)) <= 128 + 2
+    assert list(blocks) == [(queue_id, [b"of %d" % queue_id]) for queue_id in range(1, 300)]
+    assert len(pulls(broker)) == 2 + 299
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+def test_connections_that_break_while_several_queues_are_read(broker: Broker, store: StoreReader, every: int) -> None:
+    """What was asked for ahead is asked for again, once."""
+    for queue_id in range(1, 12):
+        for number in range(len(broker.queues.get(("t", queue_id), [])), 70):
+            broker.put("t", queue_id, b"%d/%d" % (queue_id, number))
+    count = 0
+
+    def broken(request: Frame) -> bytes | None:
+        nonlocal count
+        count += request.code == codes.PULL_MESSAGE
+        return b"" if request.code == codes.PULL_MESSAGE and count % every == 0 else None
+
+    broker.fault = broken
+    found = dict[int, list[bytes]]()
+    for queue_id, some in of_queues(store, dict.fromkeys(range(12), 70), max_rows=33):
+        found.setdefault(queue_id, []).extend(some)
+    assert found[0] == [b"%d" % number for number in range(70)]
+    assert found[1] == [b"other", *(b"1/%d" % number for number in range(1, 70))]
+    for queue_id in range(2, 12):
+        assert found[queue_id] == [b"%d/%d" % (queue_id, number) for number in range(70)]
+
+
 def test_a_busy_broker_is_asked_again(broker: Broker, store: StoreReader) -> None:
     count = 0
 
@@ -378,6 +424,7 @@ def test_a_reader_that_is_closed(store: StoreReader) -> None:
         "rocketmq://[::1]:9876;b:2/broker-a",
         "RocketMQ://a:1/",
         "rocketmq://a:1/b_1.x",
+        "rocketmq://http:1",
     ],
 )
 def test_addresses_of_brokers(text: str) -> None:
@@ -402,6 +449,11 @@ def test_addresses_of_brokers(text: str) -> None:
 def test_what_is_no_address_of_brokers(text: str) -> None:
     with pytest.raises(ConfigError, match="rocketmq://host:port;host:port"):
         Location.of(text)
+
+
+def test_a_server_that_lists_name_servers_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"`curl http://jmenv:8080/rocketmq/nsaddr` shows them"):
+        Location.of("rocketmq://http://jmenv:8080/rocketmq/nsaddr")
 
 
 def test_a_view_of_the_files_of_a_store_is_refused(store: StoreReader) -> None:

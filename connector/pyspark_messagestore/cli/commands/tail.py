@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from messagestore.spi import Location
+from messagestore.spi import Location, StoreReader, brokers_of
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, by_location, opened
-from pyspark_messagestore.cli.cursor import Cursor, queue_ids
+from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, by_location, opened, opened_parts
+from pyspark_messagestore.cli.cursor import Cursors, queue_ids
 
 PLACE = 230
 PANEL = "Messages"
@@ -72,21 +73,29 @@ def tail(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last messages in the order in which they were stored, or with --follow those that arrive."""
+    """Show the last messages in the order in which they were stored, or with --follow those that arrive. Messages of
+    all brokers of a cluster come in the order of their store times.
+    """
     shown = 0
     try:
-        with _noted_interrupt() as interrupted, opened(root) as store:
+        with _noted_interrupt() as interrupted, contextlib.ExitStack() as stack:
             # With --follow, a topic that is not there yet may still come.
-            if topics and not follow:
-                for topic in topics:
-                    queue_ids(store, topic)
+            wanted = [] if follow else topics or []
+            stores = stack.enter_context(opened_parts(root, wanted))
+            if not root.is_cluster:
+                for topic in wanted:
+                    queue_ids(stores[""], topic)
 
-            cursor = Cursor(store, topics or None)
+            def more(known: Iterable[str]) -> dict[str, StoreReader]:
+                parts = brokers_of(root)
+                return {name: stack.enter_context(opened(parts[name])) for name in parts.keys() - set(known)}
+
+            cursors = Cursors(stores, topics or None, more if root.is_cluster else None)
             if start is From.LATEST:
-                cursor.skip_to(0 if follow else count or _TAIL_COUNT)
+                cursors.skip_to(0 if follow else count or _TAIL_COUNT)
 
-            for message in cursor.follow(interrupted) if follow else cursor.once():
-                out.show_message(message, as_json=as_json)
+            for name, message in cursors.follow(interrupted) if follow else cursors.once():
+                out.show_message(message, as_json=as_json, broker=name)
                 shown += 1
                 if shown == count:
                     return

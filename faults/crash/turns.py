@@ -1,0 +1,71 @@
+"""Which part of its cases a mode takes in a run of `make crash`: another part for each seed, so that a few runs take all.
+
+The seed of a run is the number of the commit, and so the runs of some commits in a row take every case between them. Each
+kind of case has its own number of such runs, a prime: cases come in an order that repeats itself (eight bits of a byte,
+the kinds of power cuts at one operation), and a prime takes some of each in every run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def is_taken(number: int, every: int, seed: int, part: tuple[int, int] = (0, 1)) -> bool:
+    """Whether this process takes a case.
+
+    Parameters
+    ----------
+    number : int
+        Of the case among all of its kind.
+    every : int
+        The number of runs that take all cases between them; 1: each run takes all.
+    seed : int
+        Of the run.
+    part : (int, int)
+        Which of how many processes this one is: they divide what the run takes.
+    """
+    return number % every == seed % every and number // every % part[1] == part[0]
+
+
+def taken(cases: Iterable[T], every: int, seed: int, part: tuple[int, int] = (0, 1)) -> Iterator[tuple[int, T]]:
+    """Yield the cases that this process takes, each with its number among all."""
+    for number, case in enumerate(cases):
+        if is_taken(number, every, seed, part):
+            yield number, case
+
+
+def taken_by_kind(
+    cases: Iterable[T], every: Callable[[T], int], seed: int, part: tuple[int, int] = (0, 1)
+) -> Iterator[T]:
+    """Yield the cases that this process takes, where `every` differs from case to case; each has numbers of its own."""
+    numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+    for case in cases:
+        runs = every(case)
+        if is_taken(next(numbers[runs]), runs, seed, part):
+            yield case
+
+
+def of_commit(folder: Path) -> int:
+    """Return the number of the commit that is checked out; 1 where there is no repository.
+
+    In a clone without its history, which has no numbers, it is the commit's time in seconds.
+    """
+
+    def said(*words: str) -> str:
+        try:
+            git = ["git", "-c", f"safe.directory={folder}"]
+            done = subprocess.run([*git, *words], cwd=folder, capture_output=True, text=True, check=False)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    is_shallow = said("rev-parse", "--is-shallow-repository") == "true"
+    number = said("show", "-s", "--format=%ct", "HEAD") if is_shallow else said("rev-list", "--count", "HEAD")
+    return int(number or 1)

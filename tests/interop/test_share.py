@@ -1,0 +1,34 @@
+"""The parts of the random cases that `make interop` takes by turns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from interop import share
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize("count", [1, 5, 20, 150])
+def test_as_many_days_as_there_are_parts_take_all_cases(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(share, "IS_WHOLE", False)
+    found: list[int] = []
+    for day in range(739_000, 739_005):
+        monkeypatch.setattr(share, "DAY", day)
+        some = share.part(range(count), 5)
+        assert len(some) >= count // 5
+        found += some
+    assert sorted(found) == [*range(count)]
+    monkeypatch.setattr(share, "IS_WHOLE", True)
+    assert share.part(range(count), 5) == [*range(count)]
+
+
+def test_all_cases_run_in_interop_deep() -> None:
+    """Each file that leaves cases to other days is among those of the Makefile's verb that leaves none."""
+    text = (HERE.parents[1] / "Makefile").read_text().replace("\\\n", " ")
+    (names,) = re.findall(r"^IN_PARTS := \$\(addprefix tests/interop/test_,(.*)\)$", text, re.MULTILINE)
+    own = {path.name for path in HERE.glob("test_*.py") if "\nfrom interop.share import part\n" in path.read_text()}
+    assert {f"test_{name}" for name in names.split()} == own
