@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -105,6 +106,14 @@ def bodies(root: str, topic: str) -> Counter[str]:
                 number += batch.num_rows
                 found.update(body.decode() for body in batch.column("body").to_pylist())
     return found
+
+
+def closed(root: str, timeout_s: float = 120) -> bool:
+    """Whether a store is left closed: the worker of the commits ends a moment after the JVM."""
+    until_s = time.monotonic() + timeout_s
+    while (found := os.path.exists(f"{root}/abort")) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return not found
 
 
 def in_order(root: str, topic: str) -> bool:

@@ -1,6 +1,6 @@
 """Bad input, and what the user must be told: run on classic Spark and on Connect.
 
-python cases.py FOLDER        all of them on Connect; one line of JSON each
+python cases.py FOLDER NAME...     these on Connect; one line of JSON each
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ Case = Callable[[object, str], None]
 CASES: dict[str, tuple[Case, str]] = {}
 """Name -> what to do with a session and a store of 100 messages in topic `flights`, and the last line of the error."""
 
+ON_CONNECT = (
+    "unknown_option",  # a read, while Spark plans it
+    "missing_topic_of_a_stream",  # a stream, as it begins
+    "store_removed_under_a_query",  # ... and as it runs
+    "wrong_column_type",  # a write, while Spark plans it
+    "null_body",  # ... in a task
+    "second_sink_with_the_same_app_id",  # ... in the commit
+    "a_disk_the_executor_cannot_see",  # ... between the two
+    "column_of_kafka",  # Spark's own error, before ours
+)
+"""One case for each place in which an error begins its way to the client; the other cases take one of these ways."""
 
 CANNOT_MOUNT = "a small disk cannot be mounted here (not root?)"
 
@@ -295,14 +306,17 @@ def last_line(text: str) -> str:
 
 def main() -> None:
     warnings.simplefilter("ignore")
+    import connect_checks
     from pyspark.sql import SparkSession
 
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    for name in CASES:
-        print("CASE", json.dumps([name, *told(spark, str(Path(sys.argv[1]) / name / "store"), name)]), flush=True)
-    import connect_checks
-
-    connect_checks.run(spark, Path(sys.argv[1]) / "checks")
+    for name in names:
+        if name in CASES:
+            print("CASE", json.dumps([name, *told(spark, str(folder / name / "store"), name)]), flush=True)
+        else:
+            connect_checks.CHECKS[name](spark, folder / "checks" / name)
+            print("CHECK", name, flush=True)
     print('{"done": true}')
     spark.stop()
 

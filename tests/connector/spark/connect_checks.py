@@ -247,9 +247,3 @@ CHECKS = {
     "batch_round_trip": batch_round_trip,
     "foreach_batch": foreach_batch,
 }
-
-
-def run(spark, folder: Path) -> None:
-    for name, check in CHECKS.items():
-        check(spark, folder / name)
-        print("CHECK", name, flush=True)

@@ -1,4 +1,7 @@
-"""The first three lines of each error say what is wrong, on classic Spark and on Connect; nothing of the batch is in the log."""
+"""The first three lines of each error say what is wrong, on classic Spark and on Connect; nothing of the batch is in the log.
+
+On Connect, one case for each way that an error takes to the client is quick; the rest is for `make test-deep`.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,24 @@ def test_checks_on_classic(spark, tmp_path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_connect(tmp_path_factory, connect_port) -> str:
-    """All cases and checks on Connect, in one process."""
+def on_connect(request: pytest.FixtureRequest, tmp_path_factory, connect_port) -> str:
+    """The chosen cases and checks on Connect, in one process."""
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and "on_connect" in item.fixturenames
+    ]
     folder = tmp_path_factory.mktemp("connect")
-    done = spark_runs.run_job("cases.py", folder, cwd=folder, timeout_s=1800)
+    done = spark_runs.run_job("cases.py", folder, *names, cwd=folder, timeout_s=1800)
     return done.stdout + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("name", list(cases.CASES))
+def slow_but(names: object, quick: object) -> list[object]:
+    """The names as parameters; those that are not in `quick` are marked `slow`."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(cases.CASES, cases.ON_CONNECT))
 def test_connect(on_connect: str, name: str) -> None:
     found = [json.loads(line[5:]) for line in on_connect.splitlines() if line.startswith("CASE ")]
     told = {case: rest for case, *rest in found}
@@ -49,6 +62,8 @@ def test_connect(on_connect: str, name: str) -> None:
     check(name, *told[name])
 
 
-@pytest.mark.parametrize("name", list(connect_checks.CHECKS))
+# `every_option` is sixty jobs. On classic Spark they show what each option does, and the other checks that options and
+# columns reach the store by way of Connect.
+@pytest.mark.parametrize("name", slow_but(connect_checks.CHECKS, connect_checks.CHECKS.keys() - {"every_option"}))
 def test_checks_on_connect(on_connect: str, name: str) -> None:
     assert f"CHECK {name}" in on_connect, on_connect[-3000:]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import pytest
 
 from messagestore import MessageStore
 from pyspark_messagestore import MessageStoreSink
-from spark_runs import bodies, fill, run_job
+from spark_runs import bodies, closed, fill, run_job
 
 
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "remote"])
+# The quick form of `local[2]` and `remote` is in test_servers.py: the same job on both, with one checkpoint.
+@pytest.mark.parametrize(
+    "master",
+    [
+        pytest.param("local[2]", marks=pytest.mark.slow),
+        "local-cluster[2,1,1024]",
+        pytest.param("remote", marks=pytest.mark.slow),
+    ],
+)
 def test_streams_through_sink_and_source(tmp_path, request, master: str):
     """A store is read as a stream and written back to another topic, found by name alone, with nothing registered."""
     if master == "remote":
@@ -23,10 +28,7 @@ def test_streams_through_sink_and_source(tmp_path, request, master: str):
     assert '{"done": true}' in done.stdout, done.stderr[-4000:]
     assert bodies(root, "copy") == bodies(root, "flights")
     assert len(bodies(root, "copy")) == 1000
-    until_s = time.monotonic() + 120
-    while os.path.exists(f"{root}/abort") and time.monotonic() < until_s:
-        time.sleep(0.05)  # the worker of the commits ends a moment after the JVM
-    assert not os.path.exists(f"{root}/abort"), "the stream left the store open"
+    assert closed(root), "the stream left the store open"
 
 
 def test_a_batch_write_leaves_a_store_that_is_closed(spark, tmp_path):
