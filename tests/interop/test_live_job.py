@@ -29,7 +29,7 @@ from interop.sender import sent, sink_of
 from interop.test_live_sink import Ends, sent_bodies
 
 ROWS = 10_000
-SPARK_S = 300
+SPARK_S = 900
 """Within which a driver starts and works also on a machine that has much else to do."""
 JOB = spark_runs.ROOT / "examples" / "12_live" / "enrich.py"
 CARRIERS = {"UA": "United Air Lines Inc.", "B6": "JetBlue Airways", "AA": "American Airlines Inc."}
