@@ -3,6 +3,8 @@
     /                          all stores, the worst first        /api/v1/stores
     /s/STORE/LOOK?...          a page about one store             /api/v1/s/STORE/LOOK?...    the same as JSON
     /s/STORE/body?...          a body as a file
+    /s/STORE/download?...      a list as a file
+    /s/STORE/events?...        what is new, as a stream of events
     /metrics, /healthz         for Prometheus; 200, or 503 if a store has a fault
 
 Paths of stores and checkpoints come from whoever starts the application, never from a request.
@@ -27,21 +29,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from messagestore import ConfigError, OffsetOutOfRangeError, StoreConfig, StoreError, UnknownTopicError
-from messagestore.spi import bounded_json
-from pyspark_messagestore.dashboard import looks
+from pyspark_messagestore.dashboard import looks, tail
 from pyspark_messagestore.dashboard.curves import HEIGHT, WIDTH, bars, strip
 from pyspark_messagestore.dashboard.guard import LEAST_TOKEN_LENGTH, Guard
-from pyspark_messagestore.dashboard.looks import LOOKS, Stored
+from pyspark_messagestore.dashboard.looks import LOOKS
+from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_value
+from pyspark_messagestore.dashboard.taking import FORMATS, as_file, copies
 from pyspark_messagestore.words import count_words, shown, size_words, time_words
 
 BODY_SHOWN = 256 << 10
 """The most characters of a body on a page; the file has all of it."""
 _HEX_SHOWN, _HEX_LENGTH = 4096, 16
-_MOST_JSON_VALUES = 50_000
 _FAULT = "fault"
+_VIEWS = {"topic": "topics", "recent": "topics", "messages": "topics", "message": "topics", "group": "readers"}
+"""The view to which other looks belong."""
 
 
 def app(
@@ -51,7 +54,9 @@ def app(
     token: str = "",
     hosts: Sequence[str] = (),
     hide_bodies: bool = False,
-) -> ASGIApp:
+    masks: Sequence[str] = (),
+    decoder: Decoder | None = None,
+) -> Guard:
     """Make the dashboard as an ASGI application.
 
     Parameters
@@ -67,6 +72,18 @@ def app(
         Names besides localhost and this machine's own by which clients reach it. Addresses are always allowed.
     hide_bodies : bool
         Show no body of any message.
+    masks : sequence of str
+        Names of properties, and of fields of JSON bodies at any depth, whose values are not shown. Bodies that are not
+        JSON are hidden then. With `KEYS` or `UNIQ_KEY` among them, nothing is found by a key.
+    decoder : callable | None
+        Called with a `MessageExt` whose body is decompressed; returns the body as a value for JSON, or None if it is
+        not of its kind.
+
+    Returns
+    -------
+    Guard
+        The application. A server that ends calls its `end_streams()` before it waits for its requests; otherwise it
+        has to break off live lists that are open.
 
     Raises
     ------
@@ -92,8 +109,9 @@ def app(
         name = os.path.basename(path)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in stores:
             name = f"store-{number}"
-        stores[name] = Stored(name, path, folders, hide_bodies)
-    return Guard(_Pages(stores).application(), token, hosts)
+        stores[name] = Stored(name, path, folders, hide_bodies, frozenset(masks), decoder)
+    pages = _Pages(stores)
+    return Guard(pages.application(), token, hosts, pages.tails.end)
 
 
 class _Pages:
@@ -101,6 +119,7 @@ class _Pages:
 
     def __init__(self, stores: dict[str, Stored]) -> None:
         self._stores = stores
+        self.tails = tail.Tails()
         # Every value is text, also where it was made by this package: `shown` leaves no control or format character.
         self._templates = Environment(
             loader=PackageLoader("pyspark_messagestore.dashboard"),
@@ -113,6 +132,7 @@ class _Pages:
         self._templates.filters |= {
             "size": lambda value: "-" if value is None else size_words(value),
             "time": lambda value: "-" if value is None else time_words(value),
+            "when": _when,
             "n": lambda value: "-" if value is None else f"{value:,}",
             "count": count_words,
             "quoted": shlex.quote,
@@ -122,6 +142,9 @@ class _Pages:
             "height": HEIGHT,
             "body_lines": _body_lines,
             "json_lines": _json_lines,
+            "value_lines": _value_lines,
+            "group_bars": _group_bars,
+            "lines": _lines,
             "rate_bars": _rate_bars,
             "lag_bars": _lag_bars,
             "segment_bars": _segment_bars,
@@ -138,6 +161,8 @@ class _Pages:
                 Route("/metrics", self.metrics),
                 Route("/search", self.search),
                 Route("/s/{store}/body", self.body),
+                Route("/s/{store}/download", self.download),
+                Route("/s/{store}/events", self.events),
                 Route("/s/{store}/{look}", self.page),
                 Route("/api/v1/stores", self.api_stores),
                 Route("/api/v1/s/{store}/{look}", self.api),
@@ -161,7 +186,14 @@ class _Pages:
             found = LOOKS[look](stored, asked)
         except (StoreError, OSError, _NoPageError) as error:
             return self._error(request, stored, error)
-        return self._html(request, f"{look}.html", {"store": stored, "asked": asked, "found": found})
+        values = {
+            "store": stored,
+            "asked": asked,
+            "found": found,
+            "copies": copies(stored, look, found),
+            "view": _VIEWS.get(look, look),
+        }
+        return self._html(request, f"{look}.html", values)
 
     def body(self, request: Request) -> Response:
         """A body as a file that a browser does not open."""
@@ -174,6 +206,34 @@ class _Pages:
             return self._error(request, stored, error)
         headers = {"Content-Disposition": 'attachment; filename="body.bin"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
+
+    def download(self, request: Request) -> Response:
+        """The messages of a list as a file."""
+        stored, asked = self._stored(request), dict(request.query_params)
+        form = asked.get("format", "jsonl")
+        try:
+            if stored is None:
+                raise _NoPageError("There is no such store.")
+            if form not in FORMATS:
+                raise ConfigError(f"format: found {form!r:.60}; allowed are {', '.join(FORMATS)}", key="format")
+            found = LOOKS["messages" if asked.get("offset") else "recent"](stored, asked)
+        except (StoreError, OSError, _NoPageError) as error:
+            return self._error(request, stored, error)
+        data, kind = as_file(form, found["messages"])
+        headers = {"Content-Disposition": f'attachment; filename="messages.{form}"'}
+        return Response(data, media_type=kind, headers=headers)
+
+    async def events(self, request: Request) -> Response:
+        """New messages of a topic as they come, as a stream of events."""
+        stored = self._stored(request)
+        if stored is None:
+            return JSONResponse({"error": "There is no such store."}, 404)
+        try:
+            return self.tails.stream(stored, dict(request.query_params), empty=request.method == "HEAD")
+        except ConfigError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        except tail.FullError as error:
+            return JSONResponse({"error": str(error)}, 503, {"Retry-After": "10"})
 
     def search(self, request: Request) -> Response:
         """Lead the search field of the overview to the store that was chosen."""
@@ -273,10 +333,18 @@ class _Pages:
 
         def to(look: str, stored: Stored | str, **asked: object) -> str:
             name = stored if isinstance(stored, str) else stored.name
-            given = {key: str(value) for key, value in asked.items() if value is not None}
+            given = {key: str(value) for key, value in asked.items() if value not in (None, "")}
             return f"{base}/s/{name}/{look}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
 
-        common = {"base": base, "to": to, "stores": list(self._stores.values()), "store": None, "asked": {}}
+        common = {
+            "base": base,
+            "to": to,
+            "stores": list(self._stores.values()),
+            "store": None,
+            "asked": {},
+            "copies": {},
+            "view": "",
+        }
         text = self._templates.get_template(template).render(common | values)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
 
@@ -313,6 +381,14 @@ def _final(value: Any) -> Any:
     return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+def _when(value: int | None) -> Any:
+    """A time in UTC, beside which a script may write the reader's own time."""
+    if value is None:
+        return "-"
+    words = time_words(value)
+    return Markup('<time datetime="{}">{}</time>').format(words.replace(" ", "T"), words)
+
+
 def _body_lines(message: dict[str, Any]) -> list[str]:
     """The lines of a body: its text, or bytes as hex."""
     if message["body"] is not None:
@@ -325,12 +401,17 @@ def _body_lines(message: dict[str, Any]) -> list[str]:
 
 def _json_lines(text: str | None) -> list[str]:
     """A body as JSON with a value on each line; none if it is not JSON, or too large for that."""
-    if not text or len(text) > BODY_SHOWN or text.lstrip()[:1] not in ("{", "["):
-        return []
-    try:
-        return json.dumps(bounded_json(text, _MOST_JSON_VALUES), indent=2, ensure_ascii=False).split("\n")
-    except (ValueError, RecursionError):
-        return []
+    value = json_value(text) if text and len(text) <= BODY_SHOWN else None
+    return [] if value is None else _value_lines(value)
+
+
+def _lines(text: str) -> Markup:
+    """Text of several lines, each of which is shown as text."""
+    return Markup("\n").join(shown(line) for line in text.split("\n"))
+
+
+def _value_lines(value: Any) -> list[str]:
+    return json.dumps(value, indent=2, ensure_ascii=False).split("\n")
 
 
 def _rate_bars(rate: dict[str, Any]) -> Any:
@@ -347,6 +428,11 @@ def _lag_bars(history: list[dict[str, Any]]) -> Any:
         f"{count_words(point['lag'], 'message')} behind"
         for point in history
     ]
+    return bars([point["lag"] for point in history], words)
+
+
+def _group_bars(history: list[dict[str, int]]) -> Any:
+    words = [f"{time_words(point['time_ms'])}: {count_words(point['lag'], 'message')} behind" for point in history]
     return bars([point["lag"] for point in history], words)
 
 

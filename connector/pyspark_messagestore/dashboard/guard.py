@@ -1,9 +1,9 @@
 """Who may ask the dashboard, and how much at once: an ASGI application around another one.
 
 A page on another host can make a browser send requests to a server on loopback. Such a request has that page's host
-name, so `Host` must be an address or a name that this server goes by. Nothing is allowed to other origins, no answer
-contains a script, and whoever has a token proves it by a header or by a cookie that other sites cannot make a browser
-send.
+name, so `Host` must be an address or a name that this server goes by. Nothing is allowed to other origins, a page
+runs no script but the one file of this package, and whoever has a token proves it by a header or by a cookie that
+other sites cannot make a browser send.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 import socket
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request, cookie_parser
@@ -24,16 +25,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MOST_AT_ONCE = 8
 """Requests that are answered at the same time; the next one is asked to come again."""
 MOST_QUERY_SIZE, MOST_LOGIN_SIZE = 8 * 1024, 4 * 1024
+_EVENTS = re.compile(r"/s/[^/]+/events")
 COOKIE = "messagestore"
 LEAST_TOKEN_LENGTH = 16
 _POLICY = (
-    "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'"
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers call the origin of our own form `null`
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -49,10 +52,19 @@ class Guard:
         What a client must know; empty: everybody may ask.
     hosts : iterable of str
         Names besides this machine's own that `Host` may have. Addresses are always allowed: no other page has one.
+    end_streams : callable
+        Ends the streams of events that are open.
     """
 
-    def __init__(self, inner: ASGIApp, token: str = "", hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        inner: ASGIApp,
+        token: str = "",
+        hosts: Iterable[str] = (),
+        end_streams: Callable[[], None] = lambda: None,
+    ) -> None:
         self._inner = inner
+        self.end_streams = end_streams
         self._token = token.encode()
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._session = hmac.digest(secrets.token_bytes(32), self._token, hashlib.sha256).hex()
@@ -77,6 +89,9 @@ class Guard:
         if answer is not None:
             await answer(scope, receive, careful)
             return
+        if _EVENTS.fullmatch(_path(scope)):  # it has a limit of its own, and lasts
+            await self._inner(scope, receive, careful)
+            return
         self._at_once += 1
         try:
             await self._inner(scope, receive, careful)
@@ -85,7 +100,7 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
         """What is said without the inner application; None: it is asked."""
-        headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))
+        headers, path = Headers(scope=scope), _path(scope)
         host = headers.getlist("host")
         if len(host) != 1 or not self._is_own(host[0]):
             return _refused(
@@ -157,6 +172,10 @@ class Guard:
             samesite="strict",
         )
         return answer
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"].removeprefix(scope.get("root_path", "")))
 
 
 def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> Response:

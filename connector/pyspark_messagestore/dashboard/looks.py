@@ -6,19 +6,19 @@ writes nothing. What is read per look has a limit: the place to go on from is in
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 from messagestore import ConfigError, MessageExt, OffsetOutOfRangeError, StoreConfig, StoreError, UnknownTopicError
 from messagestore.inspect import operator
-from messagestore.spi import LOCAL_STORES, SYS_FLAG_COMPRESSED, Range, StoreReader, plain_body
-from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_progress
-from pyspark_messagestore.monitoring.health import Facts, facts_of, query_of, status_report
+from messagestore.spi import SYS_FLAG_COMPRESSED, Queue, Range, StoreReader
+from pyspark_messagestore.dashboard.newest import Filter, cells, columns_of, newest
+from pyspark_messagestore.dashboard.stored import Stored
+from pyspark_messagestore.monitoring.health import query_of, status_report
 from pyspark_messagestore.monitoring.history import LagPoint, lag_history, rate_of
-from pyspark_messagestore.words import count_words, message_fields, time_ms, time_words
+from pyspark_messagestore.words import count_words, time_ms, time_words
 
 PAGE_COUNT, MOST_COUNT = 50, 500
 LIST_SIZE = 32 << 20
@@ -26,75 +26,19 @@ LIST_SIZE = 32 << 20
 SEARCH_SIZE = 256 << 20
 """The most bytes of the log that one search reads; the answer says where to go on."""
 FOUND_COUNT = 64
+FILTER_SIZE = 64 << 20
+"""The most bytes of records that one look through a topic reads; the answer says where to go on."""
+RELATED_SIZE = 8 << 20
+"""The most bytes of the log without an index that are searched for a message's retries."""
 DAY_MS, POINTS, BATCHES = 86_400_000, 96, 100
 _PLACE = re.compile(r"(?P<topic>\S+)/(?P<queue>[0-9]{1,10}) *@ *(?P<offset>[0-9]{1,18})")
 _TIME = re.compile(r"-[0-9.]+(ms|s|m|h|d)|[0-9]{4}-[0-9]{2}-[0-9]{2}\S*|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+Z?")
 _MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
 
+_RETRY_TOPICS = {"%RETRY%": "retry", "%DLQ%": "dead letter"}
+
 Asked = Mapping[str, str]
 """What stands behind the question mark of an address."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A store that the dashboard shows.
-
-    Parameters
-    ----------
-    name : str
-        In addresses.
-    path : str
-        Its root folder.
-    checkpoints : tuple of str
-        The checkpointLocations of queries, some of which read this store.
-    hides_bodies : bool
-        No body leaves the server.
-    """
-
-    name: str
-    path: str
-    checkpoints: tuple[str, ...] = ()
-    hides_bodies: bool = False
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[StoreReader]:
-        """The store, open for reading without its index, so that a broker's store needs no settings."""
-        config = StoreConfig(message_index_enable=False)
-        with contextlib.closing(LOCAL_STORES.reader(self.path, config)) as store:
-            yield store
-
-    def progress(self, least: int = 1) -> tuple[list[Progress], list[str]]:
-        """What the checkpoints say, and those that cannot be read, in words."""
-        found, faults = list[Progress](), list[str]()
-        for folder in self.checkpoints:
-            try:
-                found.append(read_progress(folder, least))
-            except (StoreError, OSError) as error:
-                faults.append(str(error))
-        return found, faults
-
-    def facts(self, store: StoreReader) -> Facts:
-        """What the rules of `health` look at; a checkpoint that cannot be read is a fault."""
-        readable, faults = self.progress()
-        facts = facts_of(store, [each.path for each in readable])
-        return replace(facts, faults=[*facts.faults, *faults])
-
-    def fields(self, message: MessageExt, queue_offset: int | None = None) -> dict[str, Any]:
-        """A message for JSON, without its body if bodies are hidden.
-
-        Parameters
-        ----------
-        queue_offset : int | None
-            Its number in its queue, if it is known: a broker that restored a topic left others in the records.
-        """
-        fields = message_fields(message)
-        if queue_offset is not None:
-            fields["queueOffset"] = queue_offset
-        fields["bodySize"] = len(message.body)
-        if self.hides_bodies:
-            fields.pop("bodyBase64", None)
-            fields |= {"body": None, "bodyCrc": None, "bodyHidden": True}
-        return fields
 
 
 # ---- the store
@@ -127,8 +71,18 @@ def log(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
         "diskUsed": report["diskUsed"],
         "diskFree": figures["diskFree"],
         "growth": figures["growth"],
+        "fullAt": _full_at(figures),
         "faults": list(dict.fromkeys(faults)),
     }
+
+
+def _full_at(figures: Mapping[str, Any]) -> int | None:
+    """When the disk is full if the log goes on to grow as it did, in milliseconds; None: not within ten years."""
+    growth = figures["growth"]
+    if growth is None or not growth["bytes"] or not growth["ms"]:
+        return None
+    left_ms = int(figures["diskFree"]) * int(growth["ms"]) // int(growth["bytes"])
+    return int(figures["nowMs"]) + left_ms if left_ms < 3650 * DAY_MS else None
 
 
 def spark(stored: Stored, asked: Asked) -> dict[str, Any]:
@@ -262,6 +216,82 @@ def _read(
             yield stored.fields(message, number)
 
 
+def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
+    """Messages of a topic, the newest first, that pass a filter; from a time or a place in the log backwards."""
+    name, wanted, names = _given(asked, "topic"), Filter.of(asked), columns_of(asked)
+    count = _number(asked, "count", PAGE_COUNT, least=1, most=MOST_COUNT)
+    before = _number(asked, "before", 0) if asked.get("before") else None
+    until = asked.get("until", "").strip()
+    with stored.opened() as store:
+        ends = store.ends([name]).queues
+        all_queues = sorted(queue_id for _, queue_id in ends)
+        one = _number(asked, "queue", 0) if asked.get("queue") else None
+        if one is not None or not ends:
+            _ends(store, name, one or 0)
+        queues = [(name, each) for each in all_queues if one in (None, each)]
+        log = store.view("status")[0][0]["commitLog"]
+        if until and before is None:
+            before = _first_after(store, queues, time_ms("until", until))
+        found = newest(
+            stored,
+            store,
+            queues,
+            wanted,
+            before=before,
+            low=log["minOffset"],
+            high=log["maxOffset"],
+            most=count,
+            most_size=LIST_SIZE if not wanted else FILTER_SIZE,
+        )
+        begins = store.begins(queues)
+    return {
+        "topic": name,
+        "queueId": one,
+        "queues": all_queues,
+        "filter": asdict(wanted),
+        "filtered": bool(wanted),
+        "columns": names,
+        "until": until,
+        "count": count,
+        "before": before,
+        "messages": [each | {"cells": cells(each, names)} for each in found.messages],
+        "searchedSize": found.searched,
+        "searchedCount": found.count,
+        "backTo": found.back_to_ms,
+        "goOn": found.go_on,
+        "empty": _why_not_recent(found.messages, found.go_on, wanted, before, ends, begins),
+    }
+
+
+def _first_after(store: StoreReader, queues: Sequence[Queue], at_ms: int) -> int | None:
+    """Where in the log the first message of some queues lies that was stored after a time; None: there is none."""
+    ends = store.ends([name for name, _ in queues[:1]]).queues
+    after = store.seek(dict.fromkeys(queues, at_ms))
+    later = [Range(*queue, first, first + 1) for queue, first in after.items() if first < ends[queue]]
+    return min((int(page.physical_offsets[0]) for page in store.gather(later)), default=None) if later else None
+
+
+def _why_not_recent(
+    found: Sequence[object],
+    go_on: int | None,
+    wanted: Filter,
+    before: int | None,
+    ends: Mapping[Queue, int],
+    begins: Mapping[Queue, int],
+) -> str:
+    if found:
+        return ""
+    if go_on is not None:
+        return "No message passes the filter so far."
+    if not any(ends.values()):
+        return "No message was ever written to this topic, or a broker's latest ones are not proven to be durable yet."
+    if all(begins[queue] >= ends[queue] for queue in begins):
+        return f"Retention has deleted all {count_words(sum(ends.values()), 'message')} of this topic."
+    if wanted:
+        return "No message that is there passes the filter."
+    return "No message is there that is so old." if before is not None else "There is no message."
+
+
 def message(stored: Stored, asked: Asked) -> dict[str, Any]:
     """One message: all fields, its neighbours, the batch that brought it, and who has read it."""
     name, queue_id, offset = _given(asked, "topic"), _number(asked, "queue", 0), _number(asked, "offset", 0)
@@ -270,10 +300,10 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         if not low <= offset < high:
             raise _out_of_range(name, queue_id, offset, low, high)
         raw = _raw(store, name, queue_id, offset)
-        fields = stored.fields(raw, offset)
         at = raw.physical_offset
         batches = [row for row in store.view("batches")[0] if row["physicalOffset"] <= at < row["endPhysicalOffset"]]
         readers, faults = _readers_of(stored, store, name, queue_id, offset)
+    fields = stored.fields(raw, offset, plain="plain" in asked)
     behind = operator.message_at(stored.path, raw.physical_offset + raw.size)
     found = {
         "message": fields,
@@ -287,30 +317,44 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         "readers": readers,
         "faults": faults,
     }
-    if found["compressed"] and "plain" in asked and not stored.hides_bodies:
-        try:
-            found["plain"] = plain_body(raw.body, raw.sys_flag).decode("utf-8", "backslashreplace")
-        except ValueError as error:
-            faults.append(f"the body cannot be decompressed: {error}")
+    related, more, found["relatedGoOn"] = _related(stored, raw)
+    found["related"] = related
+    faults += more
     return found
 
 
+def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], list[str], int | None]:
+    """The other messages with the UNIQ_KEY of a message: its retries, its dead letter, copies and replays."""
+    key = raw.unique_key
+    if not key or stored.hides_keys:
+        return [], [], None
+    try:
+        hits = operator.search(stored.path, key, max_count=FOUND_COUNT, max_size=RELATED_SIZE)
+    except (StoreError, OSError) as error:
+        return [], [f"whether the message was retried is not known: {error}"], None
+    found = []
+    for each in sorted(hits.messages, key=lambda each: each.physical_offset):
+        if each.physical_offset == raw.physical_offset:
+            continue
+        kind = next((words for begin, words in _RETRY_TOPICS.items() if each.topic.startswith(begin)), "same UNIQ_KEY")
+        found.append(stored.fields(each) | {"kind": kind})
+    return found, [], hits.go_on
+
+
 def body(stored: Stored, asked: Asked) -> bytes:
-    """The body of one message as it is stored.
+    """The body of one message as it is stored; without the values that are masked.
 
     Raises
     ------
     ConfigError
-        Bodies are hidden.
+        The body is hidden.
     """
-    if stored.hides_bodies:
-        raise ConfigError("bodies are hidden: the dashboard was started with --hide-bodies", key="--hide-bodies")
     name, queue_id, offset = _given(asked, "topic"), _number(asked, "queue", 0), _number(asked, "offset", 0)
     with stored.opened() as store:
         low, high = _ends(store, name, queue_id)
         if not low <= offset < high:
             raise _out_of_range(name, queue_id, offset, low, high)
-        return _raw(store, name, queue_id, offset).body
+        return stored.body(_raw(store, name, queue_id, offset))
 
 
 def _out_of_range(name: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRangeError:
@@ -341,6 +385,12 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     if _TIME.fullmatch(text):
         return found | _at_time(stored, time_ms("time", text))
 
+    if stored.hides_keys:  # a hit would say that a guess is right
+        raise ConfigError(
+            "keys are masked: the dashboard was started with --mask KEYS or UNIQ_KEY, so it finds messages by a place "
+            "such as orders/1 @42 and by a time only",
+            key="--mask",
+        )
     start = _number(asked, "after", 0) if "after" in asked else None
     several = list[MessageExt]()
     if _MESSAGE_ID.fullmatch(text) and start is None:  # a UNIQ_KEY has the same form
@@ -421,6 +471,7 @@ def readers(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
                     "rows": query.rows,
                 }
             )
+    stored.samples.add(now_ms, figures["groups"])
     return {"queries": queries, "groups": figures["groups"], "faults": list(dict.fromkeys([*faults, *more]))}
 
 
@@ -429,9 +480,12 @@ def group(stored: Stored, asked: Asked) -> dict[str, Any]:
     name = _given(asked, "group")
     with stored.opened() as store:
         rows, faults = store.group_lag(name)
+        if rows:
+            (figures,), _ = store.view("figures")
+            stored.samples.add(int(figures["nowMs"]), figures["groups"])
     if not rows and not faults:
         raise ConfigError(f"consumer group {name!r:.300} has no offsets in this store", key="group", value=name)
-    return {"group": name, "rows": rows, "faults": faults}
+    return {"group": name, "rows": rows, "history": stored.samples.of(name), "faults": faults}
 
 
 def outlook(points: Sequence[LagPoint]) -> str:
@@ -510,6 +564,7 @@ LOOKS: dict[str, Callable[[Stored, Asked], dict[str, Any]]] = {
     "status": status,
     "topics": topics,
     "topic": topic,
+    "recent": recent,
     "messages": messages,
     "message": message,
     "search": search,

@@ -58,6 +58,58 @@ def test_pages_are_served_until_a_signal(root: Path, tmp_path: Path, stop: signa
             process.kill()
 
 
+def test_a_signal_ends_a_live_list_and_says_nothing(root: Path) -> None:
+    with start("dashboard", root, "--listen", "127.0.0.1:0") as process:
+        connection = None
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            connection = http.client.HTTPConnection(urllib.parse.urlsplit(process.stdout.readline()).netloc, timeout=60)
+            connection.request("GET", "/s/store/events?topic=t")
+            answer = connection.getresponse()
+            while not answer.readline().startswith(b"event: begin"):
+                pass
+            process.send_signal(signal.SIGTERM)
+            assert b"event: " not in answer.read()  # to its end
+            assert process.wait(60) in (0, -signal.SIGTERM)
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+            if connection is not None:
+                connection.close()
+
+
+def test_masks_and_a_decoder_in_the_current_folder(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "codec.py").write_text(
+        "def decode(message):\n    return {'card': '4111', 'length': len(message.body)}\n"
+    )
+    options = ("--mask", "card", "--mask", "KEYS", "--decoder", "codec:decode")
+    with start("dashboard", root, "--listen", "127.0.0.1:0", *options, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            status, page = get(process.stdout.readline().strip(), "/s/store/message?topic=t&queue=0&offset=0")
+            assert status == 200 and b"length" in page and b"4111" not in page and b"***" in page
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("codec", "allowed is MODULE:FUNCTION"),
+        ("no_such_module:decode", "cannot be imported: ModuleNotFoundError"),
+        ("wrong_codec:decode", "cannot be imported: SyntaxError"),
+        ("json:decode", "json has no function decode"),
+    ],
+)
+def test_a_decoder_that_cannot_be_had_is_one_sentence(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    (tmp_path / "wrong_codec.py").write_text("def decode(:\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert why in error("dashboard", root, "--decoder", text, code=2)
+
+
 def test_below_the_path_of_a_proxy_every_link_has_it(root: Path) -> None:
     with start("dashboard", root, "--listen", "127.0.0.1:0", "--root-path", "/stores") as process:
         try:

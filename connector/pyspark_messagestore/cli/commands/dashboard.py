@@ -6,8 +6,9 @@ import importlib
 import ipaddress
 import os
 import socket
+import sys
 import webbrowser
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,9 @@ from messagestore import ConfigError
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import Json, existing, path_of
 from pyspark_messagestore.requirements import install_extra
+
+if TYPE_CHECKING:
+    from pyspark_messagestore.dashboard.guard import Guard
 
 PLACE = 172
 PANEL = "Care"
@@ -71,6 +75,25 @@ def dashboard(
         typer.Option("--root-path", metavar="PATH", help="The path under which a proxy shows the pages."),
     ] = "",
     hide_bodies: Annotated[bool, typer.Option("--hide-bodies", help="Show no body of any message.")] = False,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mask",
+            metavar="NAME",
+            help="Show no value of this property, and of this field of JSON bodies at any depth. Bodies that are not "
+            "JSON are hidden then; with KEYS or UNIQ_KEY, nothing is found by a key. Repeat the option for more.",
+            show_default=False,
+        ),
+    ] = None,
+    decoder: Annotated[
+        str,
+        typer.Option(
+            "--decoder",
+            metavar="MODULE:FUNCTION",
+            help="Your function that turns a message with an Avro, Protobuf or other body into a value for JSON, or "
+            "None if the body is of another kind.",
+        ),
+    ] = "",
     open_browser: Annotated[bool, typer.Option("--open", help="Open the pages in this machine's browser.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -105,6 +128,8 @@ def dashboard(
         token=token,
         hosts=allow_host or (),
         hide_bodies=hide_bodies,
+        masks=mask or (),
+        decoder=_decoder(decoder) if decoder else None,
     )
 
     listening = _listening(host, port, listen)
@@ -125,7 +150,37 @@ def dashboard(
         out.line(address)
     if open_browser:
         webbrowser.open(address)
-    _run(uvicorn.Server(config), listening)
+    _run(_ending(uvicorn.Server(config), application), listening)
+
+
+def _decoder(text: str) -> Any:
+    """The function that a user named; modules in the current folder count."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise ConfigError(
+            f"--decoder: found {text!r}; allowed is MODULE:FUNCTION, for example orders.codec:decode", key="--decoder"
+        )
+    sys.path.append(os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--decoder: the module {module} cannot be imported: {why}", key="--decoder") from error
+    if not callable(function):
+        raise ConfigError(f"--decoder: {module} has no function {name}", key="--decoder", value=text)
+    return function
+
+
+def _ending(server: Any, application: Guard) -> Any:
+    """A server that ends open live lists before it waits for its requests."""
+    shutdown = server.shutdown
+
+    async def ended(sockets: list[socket.socket] | None = None) -> None:
+        application.end_streams()
+        await shutdown(sockets)
+
+    server.shutdown = ended
+    return server
 
 
 def _run(server: Any, listening: socket.socket) -> None:

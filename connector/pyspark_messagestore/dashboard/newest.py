@@ -1,0 +1,201 @@
+"""The messages of a topic that pass a filter, the newest first, some bytes at a time.
+
+The log is in the order of time, so going back means looking at one span of it after the other: where the queues stood
+at its two ends is a binary search each, and only the topic's own messages in between are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from messagestore import ConfigError
+from messagestore.spi import Queue, Range, StoreReader
+from pyspark_messagestore.dashboard.stored import Stored, json_value
+
+_FIRST_SPAN = 1 << 20
+_LEAST_SPAN = 1 << 12
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which messages are shown. What is empty asks for nothing.
+
+    Parameters
+    ----------
+    tag, key : str
+        The whole tag; one of the keys.
+    property : str
+        NAME, or NAME=VALUE, of the sender's properties.
+    text : str
+        What the body contains, in any case of letters.
+    """
+
+    tag: str = ""
+    key: str = ""
+    property: str = ""
+    text: str = ""
+
+    @classmethod
+    def of(cls, asked: Mapping[str, str]) -> Filter:
+        """The filter of an address."""
+        return cls(*(asked.get(name, "").strip() for name in ("tag", "key", "property", "text")))
+
+    def __bool__(self) -> bool:
+        return bool(self.tag or self.key or self.property or self.text)
+
+    def passes(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a message passes. It sees what the page would show, so that what is masked cannot be guessed."""
+        if (self.tag and fields["tags"] != self.tag) or (self.key and self.key not in fields["keys"]):
+            return False
+        if self.property:
+            name, equals, value = self.property.partition("=")
+            found = fields["properties"].get(name)
+            if found is None or (equals and found != value):
+                return False
+        if not self.text:
+            return True
+        wanted, decoded = self.text.casefold(), fields.get("decoded")
+        return wanted in (fields["body"] or "").casefold() or (
+            decoded is not None and wanted in str(decoded).casefold()
+        )
+
+
+@dataclass
+class Found:
+    """Messages of a topic, the newest first, and how far was looked.
+
+    Parameters
+    ----------
+    messages : list of dict
+        As `Stored.fields`.
+    searched : int
+        Bytes of records that were read.
+    count : int
+        Messages that were read.
+    go_on : int | None
+        The physical offset below which nothing was looked at yet; None: all was looked at.
+    back_to_ms : int | None
+        The store time of the oldest message that was read.
+    """
+
+    messages: list[dict[str, Any]]
+    searched: int = 0
+    count: int = 0
+    go_on: int | None = None
+    back_to_ms: int | None = None
+
+
+def newest(
+    stored: Stored,
+    store: StoreReader,
+    queues: Sequence[Queue],
+    wanted: Filter,
+    *,
+    before: int | None,
+    low: int,
+    high: int,
+    most: int,
+    most_size: int,
+) -> Found:
+    """Look for messages backwards from a place in the log.
+
+    Parameters
+    ----------
+    queues : sequence of (str, int)
+        Of one topic.
+    before : int | None
+        A physical offset: only what lies below it. None: from the end.
+    low, high : int
+        Where the log begins and ends, in bytes.
+    most, most_size : int
+        Stop when so many messages were found, or so many bytes of records were read.
+    """
+    if not queues:
+        return Found([])
+    begins = store.begins(queues)
+    upper_at = high if before is None else min(before, high)
+    upper = store.ends([queues[0][0]]).queues if before is None else _stood_at(store, queues, upper_at)
+    found, span = Found([]), _FIRST_SPAN
+    while upper_at > low and any(upper[queue] > begins[queue] for queue in queues):
+        if len(found.messages) >= most or found.searched >= most_size:
+            found.go_on = upper_at
+            break
+        lower_at = max(low, upper_at - span)
+        lower = _stood_at(store, queues, lower_at) if lower_at > low else begins
+        ranges = [
+            Range(*queue, max(lower[queue], begins[queue]), upper[queue])
+            for queue in queues
+            if upper[queue] > max(lower[queue], begins[queue])
+        ]
+        size = sum(int(each.sum()) for each in store.sizes(ranges)) if ranges else 0
+        room = most_size - found.searched
+        if size > max(room, 1) and span > _LEAST_SPAN:
+            span //= 4
+            continue
+        enough = _take(stored, store, ranges, wanted, found, most)
+        found.searched += size
+        if enough is not None:
+            found.go_on = enough
+            break
+        upper, upper_at = lower, lower_at
+        span = span * 4 if size < _FIRST_SPAN // 4 else span
+    return found
+
+
+def _take(
+    stored: Stored, store: StoreReader, ranges: Sequence[Range], wanted: Filter, found: Found, most: int
+) -> int | None:
+    """Add the messages of a span that pass; the place of the last one if there is no room for the rest."""
+    read = sorted(_read(store, ranges), key=lambda each: -each[0])
+    for place, number, message in read:
+        fields = stored.fields(message, number)
+        found.count += 1
+        found.back_to_ms = fields["storeTimestamp"]
+        if wanted.passes(fields):
+            found.messages.append(fields)
+            if len(found.messages) >= most and place != read[-1][0]:
+                return place
+    return None
+
+
+def _read(store: StoreReader, ranges: Sequence[Range]) -> Iterator[tuple[int, int, Any]]:
+    for page in store.gather(ranges) if ranges else ():
+        places, numbers = page.physical_offsets.tolist(), page.queue_offsets.tolist()
+        yield from zip(places, numbers, page.messages(), strict=True)
+
+
+def _stood_at(store: StoreReader, queues: Sequence[Queue], physical_offset: int) -> dict[Queue, int]:
+    """The number of each queue's first message at a physical offset or above."""
+    return dict(store.seek(dict.fromkeys(queues), physical_offset=physical_offset))
+
+
+def columns_of(asked: Mapping[str, str]) -> list[str]:
+    """The fields of JSON bodies that a list shows as columns: `columns=price,to.city`.
+
+    Raises
+    ------
+    ConfigError
+        There are more than twelve.
+    """
+    names = [name.strip() for name in asked.get("columns", "").split(",") if name.strip()]
+    if len(names) > 12:
+        raise ConfigError(f"columns: found {len(names)} names; allowed are 12 at most", key="columns")
+    return names
+
+
+def cells(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The values of some fields of a JSON body as text; empty where there is none. A dot goes into an object."""
+    if not names:
+        return []
+    whole = fields.get("decoded")
+    if whole is None:
+        whole = json_value(fields["body"])
+    found = []
+    for name in names:
+        value = whole
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        found.append("" if value is None else str(value)[:200])
+    return found

@@ -1,0 +1,222 @@
+"""A store that the dashboard shows: how it is opened, and what of a message leaves the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from messagestore import ConfigError, MessageExt, StoreConfig, StoreError
+from messagestore.spi import LOCAL_STORES, SYS_FLAG_COMPRESSED, StoreReader, bounded_json, plain_body
+from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_progress
+from pyspark_messagestore.monitoring.health import Facts, facts_of
+from pyspark_messagestore.words import message_fields
+
+MASKED = "***"
+MOST_JSON_VALUES = 50_000
+SAMPLES, SAMPLE_MS = 360, 10_000
+"""How many points the curve of a consumer group has, and the least milliseconds between two of them."""
+
+Decoder = Callable[[MessageExt], Any]
+"""Gives the body of a message as a value for JSON; None: the body is not of its kind. The body is decompressed."""
+
+
+@dataclass
+class Samples:
+    """How far consumer groups were behind whenever somebody looked, since the dashboard was started."""
+
+    _points: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, time_ms: int, groups: list[dict[str, Any]]) -> None:
+        """Keep the lag of each group in all its topics, unless the newest point is too young."""
+        lags: dict[str, int] = {}
+        for row in groups:
+            lags[row["group"]] = lags.get(row["group"], 0) + row["lag"]
+        with self._lock:
+            for group, lag in lags.items():
+                points = self._points.setdefault(group, deque(maxlen=SAMPLES))
+                if not points or time_ms - points[-1][0] >= SAMPLE_MS:
+                    points.append((time_ms, lag))
+
+    def of(self, group: str) -> list[dict[str, int]]:
+        """The points of a group, the oldest first."""
+        with self._lock:
+            return [{"time_ms": time_ms, "lag": lag} for time_ms, lag in self._points.get(group, ())]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A store that the dashboard shows.
+
+    Parameters
+    ----------
+    name : str
+        In addresses.
+    path : str
+        Its root folder.
+    checkpoints : tuple of str
+        The checkpointLocations of queries, some of which read this store.
+    hides_bodies : bool
+        No body leaves the server.
+    masks : frozenset of str
+        Names of properties, and of fields of JSON bodies at any depth, whose values do not leave the server.
+    decoder : Decoder | None
+        Shows bodies that are not text.
+    samples : Samples
+    """
+
+    name: str
+    path: str
+    checkpoints: tuple[str, ...] = ()
+    hides_bodies: bool = False
+    masks: frozenset[str] = frozenset()
+    decoder: Decoder | None = None
+    samples: Samples = field(default_factory=Samples)
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether what a message is found by is masked."""
+        return not self.masks.isdisjoint(("KEYS", "UNIQ_KEY"))
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[StoreReader]:
+        """The store, open for reading without its index, so that a broker's store needs no settings."""
+        config = StoreConfig(message_index_enable=False)
+        with contextlib.closing(LOCAL_STORES.reader(self.path, config)) as store:
+            yield store
+
+    def progress(self, least: int = 1) -> tuple[list[Progress], list[str]]:
+        """What the checkpoints say, and those that cannot be read, in words."""
+        found, faults = list[Progress](), list[str]()
+        for folder in self.checkpoints:
+            try:
+                found.append(read_progress(folder, least))
+            except (StoreError, OSError) as error:
+                faults.append(str(error))
+        return found, faults
+
+    def facts(self, store: StoreReader) -> Facts:
+        """What the rules of `health` look at; a checkpoint that cannot be read is a fault."""
+        readable, faults = self.progress()
+        facts = facts_of(store, [each.path for each in readable])
+        return replace(facts, faults=[*facts.faults, *faults])
+
+    # ---- what leaves the server
+
+    def fields(self, message: MessageExt, queue_offset: int | None = None, *, plain: bool = False) -> dict[str, Any]:
+        """A message for JSON, without what is hidden.
+
+        Parameters
+        ----------
+        queue_offset : int | None
+            Its number in its queue, if it is known: a broker that restored a topic left others in the records.
+        plain : bool
+            Decompress the body.
+
+        Returns
+        -------
+        dict
+            The fields of `--json`, and `bodySize` as it is stored, in bytes; `decoded` if the decoder knows the body,
+            `bodyFault` if a body cannot be decompressed or decoded, `bodyHidden` with the reason why there is no body.
+        """
+        size, fault, decoded = len(message.body), "", None
+        if not self.hides_bodies and message.sys_flag & SYS_FLAG_COMPRESSED and (plain or self.decoder or self.masks):
+            try:
+                message = replace(message, body=plain_body(message.body, message.sys_flag))
+            except ValueError as error:
+                fault = f"the body cannot be decompressed: {error}"
+        if self.decoder is not None and not self.hides_bodies and not fault:
+            decoded, fault = _decoded(self.decoder, message)
+
+        fields = message_fields(message)
+        if queue_offset is not None:
+            fields["queueOffset"] = queue_offset
+        fields["bodySize"] = size
+        if fault:
+            fields["bodyFault"] = fault
+        if decoded is not None:
+            fields["decoded"] = decoded
+        if self.hides_bodies:
+            self._hide(fields, "--hide-bodies")
+        elif self.masks:
+            self._mask(fields)
+        return fields
+
+    def body(self, message: MessageExt) -> bytes:
+        """The body of a message as a file.
+
+        Raises
+        ------
+        ConfigError
+            The body is hidden.
+        """
+        if self.hides_bodies:
+            raise ConfigError("bodies are hidden: the dashboard was started with --hide-bodies", key="--hide-bodies")
+        if not self.masks:
+            return message.body
+        text = self.fields(message)["body"]
+        if text is None:
+            raise ConfigError(
+                "this body is hidden: it is not JSON, so --mask cannot find the fields in it", key="--mask"
+            )
+        return str(text).encode("utf-8", "backslashreplace")
+
+    def _mask(self, fields: dict[str, Any]) -> None:
+        """Replace the values of the names that are masked. A body in which they cannot be found is hidden."""
+        for part in ("properties", "systemProperties"):
+            fields[part] = {name: MASKED if name in self.masks else value for name, value in fields[part].items()}
+        if "UNIQ_KEY" in self.masks and fields["systemProperties"].get("UNIQ_KEY"):
+            fields["msgId"] = MASKED  # the same text
+        if "KEYS" in self.masks:
+            fields["keys"] = [MASKED for _ in fields["keys"]]
+        if "TAGS" in self.masks and fields["tags"]:
+            fields["tags"] = MASKED
+        if "bodyFault" in fields:  # a decoder's own words may repeat what it was given
+            fields["bodyFault"] = fields["bodyFault"].partition(":")[0]
+        decoded = fields.pop("decoded", None)
+        if isinstance(decoded, dict | list):  # in anything else, no field has a name
+            fields["decoded"] = masked(decoded, self.masks)
+        value = json_value(fields["body"])
+        if value is None and fields["body"] != "":
+            self._hide(fields, "--mask: the body is not JSON, so its fields are not known", decoded=True)
+            return
+        if value is not None:
+            fields["body"] = json.dumps(masked(value, self.masks), ensure_ascii=False)
+        fields["bodyCrc"] = None
+
+    def _hide(self, fields: dict[str, Any], why: str, *, decoded: bool = False) -> None:
+        fields.pop("bodyBase64", None)
+        fields |= {"body": None, "bodyCrc": None, "bodyHidden": why}
+        if not decoded:
+            fields.pop("decoded", None)
+
+
+def json_value(text: str | None) -> Any:
+    """The object or array that a body is; None if it is none, or too large."""
+    if not text or text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return bounded_json(text, MOST_JSON_VALUES)
+    except (ValueError, RecursionError):
+        return None
+
+
+def masked(value: Any, names: Collection[str]) -> Any:
+    """A value for JSON without the values of some fields, however deep they lie."""
+    if isinstance(value, dict):
+        return {name: MASKED if name in names else masked(each, names) for name, each in value.items()}
+    return [masked(each, names) for each in value] if isinstance(value, list) else value
+
+
+def _decoded(decoder: Decoder, message: MessageExt) -> tuple[Any, str]:
+    """What a decoder makes of a message, as a value for JSON, and what went wrong."""
+    try:
+        value = decoder(message)
+        return None if value is None else json.loads(json.dumps(value, default=str)), ""
+    except Exception as error:  # noqa: BLE001 - it is the user's, and any of its faults belongs to this message only
+        return None, f"the decoder failed with {type(error).__name__}: {error}"

@@ -1,0 +1,264 @@
+"""The newest messages of a topic, what masks hide, what a decoder shows, and what a reader takes along."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("starlette")
+
+from cli_runs import objects, run
+from dashboard_client import Client, crawl, page
+from messagestore import Message, MessageExt, MessageStore
+from pyspark_messagestore.dashboard import app, looks, newest
+from small import SMALL, ClockDisk
+
+RECENT = "/api/v1/s/store/recent?topic=orders"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Forty messages in four queues of `orders`, among others."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL.replace(stamp_uniq_key=True)) as store:
+        for number in range(40):
+            body = json.dumps({"number": number, "to": {"city": f"C{number % 7}"}}).encode()
+            tags, colour = "even" if number % 2 == 0 else "odd", "red" if number % 5 else "blue"
+            keys, properties = (f"o-{number}",), {"colour": colour}
+            message = Message("orders", body, queue_id=number % 4, keys=keys, tags=tags, properties=properties)
+            assert store.put_message(message).is_ok
+            assert store.put_message(Message("noise", b"o-1" * 20, queue_id=0)).is_ok
+    return root
+
+
+@pytest.fixture
+def client(root: Path) -> Client:
+    return Client(app([root]))
+
+
+def numbers(found: dict[str, Any]) -> list[int]:
+    return [json.loads(each["body"])["number"] for each in found["messages"]]
+
+
+# ---- the newest messages
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("", range(39, -1, -1)),
+        ("&queue=1", range(37, 0, -4)),
+        ("&tag=odd", range(39, 0, -2)),
+        ("&key=o-7", [7]),
+        ("&property=colour=blue", range(35, -1, -5)),
+        ("&property=colour", range(39, -1, -1)),
+        ("&property=size", []),
+        ("&text=c3", range(38, 2, -7)),
+        ("&tag=odd&text=C3", [31, 17, 3]),
+    ],
+)
+def test_the_newest_come_first_and_pass_the_filter(client: Client, asked: str, expected: Any) -> None:
+    found = client(RECENT + "&count=100" + asked).json
+    assert numbers(found) == list(expected)
+    assert (found["goOn"], found["searchedCount"]) == (None, 10 if "queue" in asked else 40)
+
+
+@pytest.mark.parametrize("span", [1 << 12, 1 << 20])
+@pytest.mark.parametrize("asked", ["&count=3", "&count=3&text=C3", "&tag=odd&count=7", "&queue=2&count=1"])
+def test_going_on_misses_nothing_and_shows_nothing_twice(
+    client: Client, monkeypatch: pytest.MonkeyPatch, asked: str, span: int
+) -> None:
+    """In parts of bytes, and in parts of messages; the place to go on from is in the link."""
+    whole = numbers(client(RECENT + "&count=100" + asked.replace("&count", "&x")).json)
+    monkeypatch.setattr(newest, "_FIRST_SPAN", span)
+    monkeypatch.setattr(looks, "FILTER_SIZE", 1000)
+    found, address = list[int](), "/s/store/recent?topic=orders" + asked
+    while address:
+        found += numbers(client(address.replace("/s/", "/api/v1/s/", 1)).json)
+        links = [link for link in page(client, address).links if "/recent?" in link and "before=" in link]
+        address = links[0] if links else ""
+    assert found == whole
+
+
+def test_up_to_a_time(client: Client) -> None:
+    assert numbers(client(RECENT + "&count=2&until=2099-01-01").json) == [39, 38]
+    at_ms = client(RECENT + "&count=1&key=o-20").json["messages"][0]["storeTimestamp"]
+    stamps = [each["storeTimestamp"] for each in client(RECENT + f"&count=100&until={at_ms}").json["messages"]]
+    assert stamps and max(stamps) <= at_ms
+    early = client(RECENT + "&until=2020-01-01").json
+    assert (early["messages"], early["empty"]) == ([], "No message is there that is so old.")
+
+
+def test_columns_are_fields_of_json_bodies(client: Client) -> None:
+    found = client(RECENT + "&count=1&columns=number,to.city,nothing").json
+    assert found["messages"][0]["cells"] == ["39", "C4", ""]
+    assert "to.city" in page(client, "/s/store/recent?topic=orders&columns=to.city").words
+    assert client(RECENT + "&columns=" + "a," * 13).status == 400
+
+
+def test_an_empty_list_says_why(client: Client, root: Path) -> None:
+    assert client(RECENT + "&text=nowhere").json["empty"] == "No message that is there passes the filter."
+    with MessageStore.open(root, SMALL) as store:
+        store.create_topic("quiet")
+    assert "No message was ever written" in client("/api/v1/s/store/recent?topic=quiet").json["empty"]
+    assert client("/api/v1/s/store/recent?topic=nowhere").status == 404
+    assert client(RECENT + "&queue=9").status == 400
+
+
+# ---- masks and decoders
+
+SECRET = b"4111-2222"
+
+
+def decode(message: MessageExt) -> Any:
+    if message.body.startswith(b"fault"):
+        raise ValueError(message.body)
+    if message.body.startswith(b"text"):
+        return message.body.decode()
+    return {"card": message.body.decode(), "kind": "packed"} if message.body.startswith(b"\x00") else None
+
+
+@pytest.fixture
+def personal(tmp_path: Path) -> Path:
+    """What must not leave the server, in bodies of several kinds and in properties."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL.replace(stamp_uniq_key=True)) as store:
+        for body, flag in (
+            (b'{"card": "%s", "sum": 5}' % SECRET, 0),
+            (b'[{"deep": {"card": ["%s"]}}]' % SECRET, 0),
+            (zlib.compress(b'{"card": "%s", "sum": 6}' % SECRET), 1),
+            (b"plain " + SECRET, 0),
+            (b'"%s"' % SECRET, 0),
+            (b'{"card": "%s"' % SECRET, 0),
+            (b"\xff" + SECRET, 0),
+            (b"fault " + SECRET, 0),
+            (b"text " + SECRET, 0),
+            (b"\x00" + SECRET, 0),
+            (SECRET, 1),
+        ):
+            message = Message("t", body, queue_id=0, sys_flag=flag, keys=("k",), properties={"mail": SECRET.decode()})
+            assert store.put_message(message).is_ok
+    return root
+
+
+def test_masked_values_leave_the_server_nowhere(personal: Path) -> None:
+    client = Client(app([personal], masks=["card", "mail"], decoder=decode))
+    found = crawl(client)
+    assert any("/download" in address for address in found)
+    for address in [*found, *(each.replace("/s/", "/api/v1/s/", 1) for each in found if each.startswith("/s/"))]:
+        assert SECRET not in client(address).body, address
+        assert SECRET not in client(address + ("&" if "?" in address else "?") + "plain=1").body
+    shown = client("/api/v1/s/store/messages?topic=t").json["messages"]
+    assert [each["body"] for each in shown[:3]] == [
+        '{"card": "***", "sum": 5}',
+        '[{"deep": {"card": "***"}}]',
+        '{"card": "***", "sum": 6}',
+    ]
+    assert all("not JSON" in each["bodyHidden"] for each in shown[3:])
+    assert shown[7]["bodyFault"] == "the decoder failed with ValueError"
+    assert shown[9]["decoded"] == {"card": "***", "kind": "packed"}
+    assert client("/s/store/body?topic=t&offset=0").body == b'{"card": "***", "sum": 5}'
+    assert client("/s/store/body?topic=t&offset=3").status == 400
+    for guess in ("text=4111", "property=mail=" + SECRET.decode()):
+        assert client(f"/api/v1/s/store/recent?topic=t&{guess}").json["messages"] == []
+
+
+@pytest.mark.parametrize("name", ["KEYS", "UNIQ_KEY"])
+def test_a_masked_key_finds_nothing(personal: Path, name: str) -> None:
+    """A hit would say that a guess is right. A place and a time lead to messages all the same."""
+    (first, *_) = objects(run("get", personal, "t", "--json"))
+    value = first["systemProperties"][name]
+    client = Client(app([personal], masks=[name]))
+    for address in ("message?topic=t&offset=0", "messages?topic=t", "recent?topic=t", "search?q=t/0@0"):
+        answer = client(f"/api/v1/s/store/{address}")
+        assert answer.status == 200 and f'"{value}"' not in answer.text
+        assert f'"{name}":"***"' in answer.text
+    assert client("/api/v1/s/store/search?q=2020-01-01").json["places"]
+    for guess in (value, "another", "F" * 32):
+        answer = client(f"/api/v1/s/store/search?q={guess}")
+        assert answer.status == 400 and "keys are masked" in answer.json["error"]
+    assert client(f"/api/v1/s/store/recent?topic=t&key={value}").json["messages"] == [] or name == "UNIQ_KEY"
+
+
+def test_a_decoder_shows_bodies_that_are_no_text(personal: Path) -> None:
+    client = Client(app([personal], decoder=decode))
+    assert "packed" in page(client, "/s/store/message?topic=t&offset=9").words
+    words = page(client, "/s/store/message?topic=t&offset=7").words
+    assert "the decoder failed with ValueError" in words and SECRET.decode() in words
+    assert client("/api/v1/s/store/recent?topic=t&count=3&columns=kind").json["messages"][1]["cells"] == ["packed"]
+    assert "decoded" not in client("/api/v1/s/store/message?topic=t&offset=0").json["message"]
+    hidden = Client(app([personal], decoder=decode, hide_bodies=True))
+    assert "packed" not in page(hidden, "/s/store/message?topic=t&offset=9").words
+
+
+# ---- a message's retries
+
+
+def test_retries_and_the_dead_letter_are_on_the_page_of_a_message(client: Client, root: Path) -> None:
+    first = client(RECENT + "&key=o-3").json["messages"][0]
+    disk = ClockDisk(first["storeTimestamp"])
+    with MessageStore.open(root, SMALL, disk=disk) as store:
+        (message,) = store.get_message("orders", first["queueId"], first["queueOffset"], 1).messages
+        store.send_back(message, "billing", -1)
+        store.send_back(message, "billing", 1)
+        disk.now_ms += 60_000
+        assert store.deliver_delayed().count == 1
+    address = f"message?topic=orders&queue={first['queueId']}&offset={first['queueOffset']}"
+    related = client(f"/api/v1/s/store/{address}").json["related"]
+    assert [(each["topic"], each["kind"]) for each in related] == [
+        ("%DLQ%billing", "dead letter"),
+        ("SCHEDULE_TOPIC_XXXX", "same UNIQ_KEY"),
+        ("%RETRY%billing", "retry"),
+    ]
+    assert any("%25DLQ%25billing" in link for link in page(client, f"/s/store/{address}").links)
+    assert client("/api/v1/s/store/message?topic=orders&queue=0&offset=0").json["related"] == []
+
+
+# ---- what a reader takes along
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("message?topic=orders&queue=1&offset=2", [9]),
+        ("messages?topic=orders&queue=1&offset=2&count=3", [9, 13, 17]),
+        ("recent?topic=orders&queue=1", range(1, 40, 4)),
+    ],
+)
+def test_the_commands_and_programs_to_copy_say_the_same(client: Client, address: str, expected: Any) -> None:
+    words = page(client, f"/s/store/{address}").words
+    command = next(line for line in words.splitlines() if line.startswith("messagestore get "))
+    rows = objects(run(*shlex.split(command)[1:], "--json"))
+    assert [json.loads(row["body"])["number"] for row in rows] == list(expected)
+
+    begin = words.index("from messagestore import")
+    program = words[begin : words.index("Spark\n", begin)]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(program, {})
+    for number in expected:
+        assert f'"number": {number},' in said.getvalue()
+    assert said.getvalue().count('"number"') == len(list(expected))
+
+
+def test_a_list_is_a_file_of_json_lines_or_parquet(client: Client) -> None:
+    shown = client(RECENT + "&tag=odd&count=5").json["messages"]
+    links = [
+        link for link in page(client, "/s/store/recent?topic=orders&tag=odd&count=5").links if "/download?" in link
+    ]
+    lines, parquet = (client(link) for link in links)
+    assert lines.headers["content-disposition"] == 'attachment; filename="messages.jsonl"'
+    assert [json.loads(line)["body"] for line in lines.text.splitlines()] == [each["body"] for each in shown]
+    table = pq.read_table(io.BytesIO(parquet.body)).to_pydict()
+    assert table["queueOffset"] == [each["queueOffset"] for each in shown]
+    assert [json.loads(text) for text in table["properties"]] == [each["properties"] for each in shown]
+    assert client("/s/store/download?topic=orders&queue=1&offset=2&count=1").text.count("\n") == 1
+    assert client("/s/store/download?topic=orders&format=xml").status == 400
