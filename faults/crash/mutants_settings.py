@@ -10,7 +10,7 @@ from typing import Any
 from crash.mutants_hygiene import hostile
 from crash.planting import Mutant, patched
 from messagestore import session
-from messagestore.files import broker_name, config_file, store_settings
+from messagestore.files import checked_json, config_file
 from messagestore.files.config_file import ConfigFile
 from messagestore.files.disk import Disk
 from messagestore.files.store_settings import read_settings
@@ -103,13 +103,13 @@ def overrules(_: Any) -> Any:
 MUTANTS = (
     Mutant(
         "settings of a store are written in place",
-        patched(store_settings, "replace_file", in_place),
+        patched(checked_json, "replace_file", in_place),
         "fuzz: settings of a store, killed",
         hostile("settings of a store, killed"),
     ),
     Mutant(
         "settings of a store get their name unsynced",
-        patched(store_settings, "replace_file", unsynced),
+        patched(checked_json, "replace_file", unsynced),
         "fuzz: settings of a store, killed",
         hostile("settings of a store, killed"),
     ),
@@ -145,13 +145,13 @@ MUTANTS = (
     ),
     Mutant(
         "the name of a broker is written in place",
-        patched(broker_name, "replace_file", in_place),
+        patched(checked_json, "replace_file", in_place),
         "fuzz: the name of a broker, killed",
         hostile("the name of a broker, killed"),
     ),
     Mutant(
         "the name of a broker gets its name unsynced",
-        patched(broker_name, "replace_file", unsynced),
+        patched(checked_json, "replace_file", unsynced),
         "fuzz: the name of a broker, killed",
         hostile("the name of a broker, killed"),
     ),
