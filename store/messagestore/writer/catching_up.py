@@ -64,11 +64,12 @@ def _catch_up(writer: LogWriter) -> bool:
     if identity is None:
         return False
     files.know(identity)
-    if not state.own and state.clean_end != writer.state.clean_end:
-        # Whoever moved it has synced what this process wrote, and may have deleted topics: what was known of their
-        # queues must not count for queues that are made again.
-        files.forget_written()
+    if not state.own:
+        # Somebody may have deleted topics: what was known of their queues must not count for queues that are made
+        # again. The clean end shows nothing if it was at the log's end before.
         files.ends, writer.journal.queues = None, None
+        if state.clean_end != writer.state.clean_end:  # whoever moved it has synced what this process wrote
+            files.forget_written()
     files.forget_queues()
 
     begin = log.min_offset
