@@ -232,6 +232,26 @@ def test_a_process_that_takes_turns_knows_of_the_deletion(tmp_path: Path, made: 
     assert verify(root, config).findings == []
 
 
+def test_a_deletion_at_the_same_clean_end_is_noticed(tmp_path: Path) -> None:
+    """The process that stayed attached wrote down the queue that it had known, so recovery would have made it again."""
+    root, settings = filled(tmp_path / "s"), tmp_path / "store.properties"
+    settings.write_text("mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=320\nmaxMessageSize=8192\n")
+    config = SMALL.replace(attach_timeout="60s")
+    store = attached_store(root, config)
+    try:
+        with store.writing("a turn without a word", config=config):
+            pass
+        subprocess.run([sys.executable, "-c", OTHER, str(root), str(settings), "made again"], check=True, timeout=240)
+        with store.writing("another turn", config=config):
+            pass
+    finally:
+        store.detach()
+    assert verify(root, config).findings == []
+    (root / "abort").touch()
+    with MessageStore.open(root, config) as after:
+        assert (after.report.rebuilt, read_all(after)) == (None, [])
+
+
 def test_the_file_of_topics_keeps_what_a_broker_wrote_of_the_others(tmp_path: Path) -> None:
     root = filled(tmp_path / "s")
     path = root / "config" / "topics.json"
