@@ -42,7 +42,7 @@ for _ in range(rounds):
                 put()
         longest_s = 0.7 * longest_s + 0.4 * (time.monotonic() - begin_s)
         armed = False
-    except (Interrupt, StoreError):
+    except (Interrupt, StoreError, KeyError):  # KeyError: Python's own Thread.start, which an Exception has interrupted
         interrupts += 1
     armed = False
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -252,7 +252,7 @@ def test_a_file_that_another_driver_has_removed_while_it_was_written(tmp_path: P
     with StagingWriter(str(tmp_path)) as writer:
         writer.write(chunk())
         os.unlink(writer.path)
-        with pytest.raises(StoreError, match=r"writing: this file of rows.*Another driver may run the same query"):
+        with pytest.raises(StoreError, match=r"writing: this file of rows.*another driver runs the same query"):
             writer.finish()
 
 
