@@ -1,13 +1,15 @@
 """Exceptions of signal handlers, such as KeyboardInterrupt, at random moments while a store is opened, used and closed."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from messagestore import MessageStore, StoreConfig
+from messagestore import Message, MessageColumns, MessageStore, StoreConfig, StorePoisonedError
 
 PROGRAM = """
 import builtins, errno, json, random, signal, sys, time
@@ -71,3 +73,17 @@ def test_a_store_is_opened_again_after_each_interrupt(root: Path, kind: str) -> 
     assert process.returncode == 0
     assert numbers == sorted(set(numbers))
     assert set(acknowledged) <= set(numbers) <= {*range(1, last + 1)}
+
+
+def test_an_error_that_the_caller_handles_is_not_taken_for_the_cause(root: Path) -> None:
+    """The store says what has stopped it, also in an `except` of its caller."""
+    store = MessageStore.open(root, StoreConfig(mapped_file_size_commit_log=1 << 20))
+    store.put_message(Message("t", b"1"))
+    (root / "lock").unlink()
+    try:
+        raise TimeoutError("of the caller")
+    except TimeoutError:
+        with pytest.raises(StorePoisonedError, match="a lock file was removed or replaced"):
+            store.append_batch([MessageColumns.from_arrow(pa.table({"body": [b"2"], "topic": ["t"], "queue_id": [0]}))])
+    with contextlib.suppress(StorePoisonedError):
+        store.close()

@@ -76,6 +76,12 @@ class _Unbroken:
             raise self._writer.poison(f"{self._what} ({error})") from error
 
 
+def _is_handled_here(error: BaseException) -> bool:
+    """Whether the store handles an error; a caller may put messages while it handles one of its own."""
+    trace = error.__traceback__
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("messagestore.")
+
+
 class Standing:
     """A writer's right to write, and what it knows: `state`, the end of the log, and the journal.
 
@@ -273,7 +279,7 @@ class Standing:
         This needs no mutex and writes nothing; the caller calls `poison` afterwards, where that is possible.
         """
         error = sys.exception()
-        if error is not None and not interrupted and not is_failure(error):
+        if not interrupted and isinstance(error, OSError) and _is_handled_here(error) and not is_failure(error):
             interrupted, reason = True, f"what a signal handler raised has interrupted it ({error!r})"
         if self.health is Health.SOUND:
             self._interrupted = interrupted
