@@ -10,14 +10,17 @@
 #                    (and 10,000 faults between Spark and a store on another host, however long they take)
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
 #   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
-#   make live-deep   500 kills of drivers, tasks, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
+#   make live-deep   500 kills of drivers, tasks, copies, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
 #   make live-demo   Spark between two topics of two brokers, one of which is killed   make live-demo ARGS="--every 1"
 #   make interop-deep  all random cases, of which interop takes another part each day, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
+#   make browser     the dashboard in Chromium, as people use it   make browser ARGS="-k hostile"
+#   make docs-pictures  the pictures of the dashboard in the guides, anew
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
 #   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store and other databases, in one run
 #   make docs-site   the documentation as a site, in dist/site
+#   make notebook    runs the notebook of the examples, and keeps what its cells print and draw
 #   make wheels      the source archive, and wheels for every Linux on x86-64 and on AArch64, in dist
 #   make release     the same, checked, with the list of parts (CycloneDX), SHA256SUMS, and a smoke test on each Python that is here
 #   make pins        the hashes of constraints.txt, after a version in it was changed
@@ -39,7 +42,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo cluster-demo live live-deep live-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels release pins clean
+.PHONY: setup java xfs chromium maven demo cluster-demo live live-deep live-demo test test-without-kernel test-deep crash crash-deep interop interop-deep browser docs-pictures lint typecheck bench bench-peers docs docs-site notebook wheels release pins clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -112,7 +115,7 @@ live-demo: setup
 test: export PYTEST_DEBUG_TEMPROOT ?= $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 {print "/dev/shm"}')
 test: setup
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder --ignore tests/interop -m 'not slow and not java' $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder --ignore tests/interop -m 'not slow and not java and not browser' $(ARGS)
 
 # The packages whose modules call the kernel (tests/test_house.py finds them), and what puts and reads whole stores by them.
 WITHOUT_KERNEL := tests/store/format tests/store/files tests/store/batches tests/property
@@ -120,7 +123,7 @@ test-without-kernel:
 	MESSAGESTORE_KERNEL=off $(MAKE) --no-print-directory test ARGS='$(WITHOUT_KERNEL) $(ARGS)'
 
 test-deep: setup
-	$(BIN)/python -m pytest -m 'slow and not java' $(ARGS)
+	$(BIN)/python -m pytest -m 'slow and not java and not browser' $(ARGS)
 
 # What is missing is skipped, aloud; in CI a skip is a failure (tests/interop/conftest.py).
 # Three processes more than there are cores: most tests wait for brokers, for their timers and for the seconds that each takes
@@ -134,8 +137,7 @@ interop: setup
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
 live: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the live tests are skipped' >&2
-	$(BIN)/python -m pytest -m java tests/interop/test_live_source.py tests/interop/test_live_sink.py tests/interop/test_live_copy.py tests/interop/test_live_job.py \
-	  tests/interop/test_live_kills.py $(ARGS)
+	$(BIN)/python -m pytest -m java $(addprefix tests/interop/test_live_,source.py changes.py messages.py sink.py old_brokers.py forms.py copy.py job.py kills.py) $(ARGS)
 
 live-deep: setup
 	@$(MAKE) --no-print-directory maven
@@ -164,6 +166,21 @@ crash: setup xfs
 crash-deep: setup xfs
 	@$(MAKE) --no-print-directory java || echo '==> no Java: the cells of a real Spark are left out' >&2
 	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash --deep $(SECONDS) --seed $(SEED) $(ARGS)
+
+# Debian's Chromium where there is none: Playwright drives it, and downloads no browser of its own.
+chromium:
+	@command -v chromium >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; } \
+	  || { echo 'There is no Chromium. Debian: apt-get install chromium' >&2; exit 1; }
+
+# What is missing is skipped, aloud; in CI a skip is a failure (tests/browser/conftest.py).
+browser: setup
+	@$(MAKE) --no-print-directory chromium || echo '==> no Chromium: the browser tests are skipped' >&2
+	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+# The tests compare the words of each picture with those of the page.
+docs-pictures: setup chromium
+	MESSAGESTORE_PICTURES=docs/assets $(BIN)/python -m pytest -m browser tests/browser/test_pictures.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -196,6 +213,9 @@ docs: setup
 docs-site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'dist/site/index.html'
+
+notebook: setup java
+	$(BIN)/python .ci/notebook.py
 
 # The wheels are built from the source archive, one by a compiler for the other processor. With the kernel, a wheel gets the tag
 # of the oldest glibc that it runs on.

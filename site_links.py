@@ -17,7 +17,7 @@ from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parent
 COPIES = "files"
-_INCLUDE = re.compile(r'include-markdown "([^"]+)"')
+_INCLUDE = re.compile(r'include-(?:markdown|notebook) "([^"]+)"')
 _LINK = re.compile(r'<a\b([^>]*?) href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
 _IMAGE = re.compile(r'(<img\b[^>]*? src=")([^"]*)(")')
 _copied: set[Path] = set()

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from benchmarks import (
     curves,
+    dashboard_pages,
     store_append,
     store_backup,
+    store_consume,
     store_delivery,
     store_halves,
     store_history,
@@ -42,6 +44,7 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "delivery": store_delivery.run,
     "halves": store_halves.run,
     "wait": store_wait.run,
+    "consume": store_consume.run,
     "open": store_open.run,
     "syncs": store_syncs.run,
     "recovery": store_recovery.run,
@@ -70,6 +73,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
     "curves": ("how the store scales, one axis at a time, as pictures", list(CURVES)),
     "first": ("the first query of a session: time and Python processes until its first micro-batch", ["first"]),
+    "dashboard": ("what the pages of the dashboard cost, at three stores", ["pages"]),
     "memory": ("peak memory of Spark's Python processes, writing and reading 4 GiB", ["memory"]),
 }
 PUBLISHED = {
@@ -85,6 +89,8 @@ def group(suite: str, name: str) -> Callable[[Settings], None]:
         return STORE[name]
     if suite == "curves":
         return partial(curves.run, name)
+    if suite == "dashboard":
+        return dashboard_pages.run
     if suite == "live":
         from benchmarks import live_brokers
 
@@ -128,6 +134,8 @@ def main() -> None:
         store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 100 000)")
         store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 1)")
         store.add_argument("--only", nargs="+", choices=groups, default=groups, help="some groups of figures")
+        if suite == "dashboard":
+            store.add_argument("--size", type=float, help="GiB of the large store (10; quick: 1/16)")
         if suite in PUBLISHED:
             store.add_argument("--publish", help=PUBLISHED[suite])
         store.add_argument(
@@ -158,6 +166,7 @@ def main() -> None:
                     rounds=arguments.rounds or (1 if arguments.quick else 5),
                     quick=arguments.quick,
                     publish=getattr(arguments, "publish", None),
+                    size=int(2**30 * size) if (size := getattr(arguments, "size", None)) else None,
                 )
             )
 

@@ -113,20 +113,29 @@ class _Race:
         create_topic(name_server, [broker], topic, _QUEUES)
         return topic
 
+    def _take_turns(self, name: str, count: int, ours: Callable[[], Taken], theirs: Callable[[], Taken]) -> None:
+        """Rounds of two that do the same; in each, the other one begins."""
+        turns = [(name, ours), (f"{name}.java", theirs)]
+        for number in range(self.settings.rounds + 1):
+            for each, run in turns if number % 2 else reversed(turns):
+                taken = run()
+                if number:
+                    self.rounds.add_rate(each, count, taken)
+
     # ---- source
 
     def source(self) -> None:
         count = self.settings.rows // 5
         title(f"{count:,} messages of {_SOURCE_SIZE} B in {_QUEUES} queues, read with the columns {', '.join(_FIELDS)}")
         topic = self._filled(count)
-        for number in range(self.settings.rounds + 1):
-            ours, found = timed(self._read, topic)
+
+        def ours() -> Taken:
+            taken, found = timed(self._read, topic)
             if found != count:
                 raise AssertionError(f"found {found} messages; put were {count}")
-            theirs = self.java.call("read", topic=topic, count=count)
-            if number:
-                self.rounds.add_rate("live.source", count, ours)
-                self.rounds.add_rate("live.source.java", count, theirs)
+            return taken
+
+        self._take_turns("live.source", count, ours, lambda: self.java.call("read", topic=topic, count=count))
         self.rounds.report("live.source.java", "rows/s")
         self.rounds.report("live.source", "rows/s", floor="live.source.java")
 
@@ -182,12 +191,12 @@ class _Race:
         count = self.settings.rows // 5
         title(f"{count:,} messages of {_SINK_SIZE} B, written to {_QUEUES} queues, {_REQUEST} in a request")
         topic = self._topic("sink")
-        for number in range(self.settings.rounds + 1):
-            ours = self._send(topic, count, _SINK_SIZE)
-            theirs = self.java.call("send", topic=topic, count=count, size=_SINK_SIZE, batch=_REQUEST)
-            if number:
-                self.rounds.add_rate("live.sink", count, ours)
-                self.rounds.add_rate("live.sink.java", count, theirs)
+        self._take_turns(
+            "live.sink",
+            count,
+            lambda: self._send(topic, count, _SINK_SIZE),
+            lambda: self.java.call("send", topic=topic, count=count, size=_SINK_SIZE, batch=_REQUEST),
+        )
         self.rounds.report("live.sink.java", "rows/s")
         self.rounds.report("live.sink", "rows/s", floor="live.sink.java")
 
@@ -217,11 +226,12 @@ class _Race:
         title(
             f"puts of {_PUT_SIZE} B, one each {' or '.join(map(str, _PAUSES_MS.values()))} ms, and readers at the end"
         )
-        topic = self._topic("puts")
+        topics = map("puts-{}".format, itertools.count())  # a new one each time: its end is its beginning
         for pace, pause_ms in _PAUSES_MS.items():
             count = (600 if self.settings.quick else 6000) // pause_ms
             for number in range(self.settings.rounds + 1):
                 for name in ("nobody", "source", "java"):
+                    topic = self._topic(next(topics))
                     times_ms, delays_ms = self._put(topic, name, count, pause_ms)
                     if number:
                         self._add(f"live.{pace}.put.{name}", times_ms)

@@ -47,6 +47,8 @@ class Settings:
         True: only check that everything runs; the numbers mean less.
     publish : str | None
         The name under which a suite that has a document writes it; None: it only prints.
+    size : int | None
+        The bytes of the large store, for the suite that has one; None: as many as usual.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class Settings:
     rounds: int
     quick: bool
     publish: str | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
+from messagestore.read import queue_records
 from messagestore.read.view import StoreView
 from messagestore.read_only_store import CHUNK_ROWS
 
@@ -56,6 +57,6 @@ def _read(view: StoreView, columns: tuple[str, ...], *, verify: bool) -> int:
     count = 0
     for queue_id in range(QUEUE_COUNT):
         end = view.max_offset(TOPIC, queue_id)
-        for batch in view.read(TOPIC, queue_id, 0, end, columns, verify_body_crc=verify):
+        for batch in queue_records.read(view, TOPIC, queue_id, 0, end, columns, verify_body_crc=verify):
             count += batch.num_rows
     return count

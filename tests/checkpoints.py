@@ -24,14 +24,24 @@ def write(path: Path, text: str) -> None:
 
 
 def checkpoint(
-    path: Path, offsets: list[list[dict[str, Any] | None]], *, committed: int | None = None, version: str = "v1"
+    path: Path,
+    offsets: list[list[dict[str, Any] | None]],
+    *,
+    committed: int | None = None,
+    version: str = "v1",
+    at_ms: int = 1_700_000_000_000,
+    step_ms: int = 1,
 ) -> Path:
-    """A checkpoint with one batch for each list of offsets; the first `committed` of them are done."""
+    """A checkpoint with one batch for each list of offsets; the first `committed` of them are done.
+
+    The first was planned at a time in milliseconds since 1970, and each other `step_ms` after the one before it.
+    """
     write(path / "metadata", json.dumps({"id": QUERY}))
     (path / "commits").mkdir()
     (path / "offsets").mkdir()
     for batch_id, sources in enumerate(offsets):
-        planned = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000 + batch_id, "conf": CONF})
+        planned_at_ms = at_ms + batch_id * step_ms
+        planned = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": planned_at_ms, "conf": CONF})
         texts = ["-" if each is None else json.dumps(each) for each in sources]
         if version == "v2":
             texts = [f"{number}:{text}" for number, text in reversed(list(enumerate(texts)))]

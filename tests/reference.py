@@ -84,9 +84,10 @@ def encode(
 ) -> bytes:
     born, store = host(born_host), host(store_host)
     sys_flag |= (0x10 if len(born) == 20 else 0) | (0x20 if len(store) == 20 else 0)
-    long_topic = len(topic) > 127
+    name = topic.encode()
+    long_topic = len(name) > 127
     text = properties_text(properties)
-    size = 48 + len(born) + 8 + len(store) + 12 + 4 + len(body) + (2 if long_topic else 1) + len(topic) + 2 + len(text)
+    size = 48 + len(born) + 8 + len(store) + 12 + 4 + len(body) + (2 if long_topic else 1) + len(name) + 2 + len(text)
     size += 20 if with_crc else 0
     record = struct.pack(">iI", size, V2 if long_topic else V1)
     record += struct.pack(">iii", body_crc(body), queue_id, flag)
@@ -94,7 +95,7 @@ def encode(
     record += struct.pack(">q", born_ms) + born + struct.pack(">q", store_ms) + store
     record += struct.pack(">iq", reconsume_times, prepared_offset)
     record += struct.pack(">i", len(body)) + body
-    record += struct.pack(">h" if long_topic else ">b", len(topic)) + topic.encode()
+    record += struct.pack(">h" if long_topic else ">b", len(name)) + name
     record += struct.pack(">h", len(text) + (20 if with_crc else 0)) + text
     return record + property_crc(record) if with_crc else record
 

@@ -90,3 +90,4 @@ def test_a_command_is_one_file(connector: Path, tmp_path: Path) -> None:
     )
     assert "Show how many messages a store holds." in printed(connector, *program, "count", "--help")
     assert printed(connector, *program, "count", str(tmp_path / "store")) == "3 messages\n"
+    assert printed(connector, *program, "count", str(tmp_path / "store"), "--json") == '{"messages": 3}\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shlex
 import shutil
@@ -123,7 +124,12 @@ def test_the_containerfile_finds_its_sections_of_the_pins() -> None:
         name.lower().replace("-", "_") for name in names
     }
     assert "pyspark" not in names
-    assert any(line.startswith("# to build") for line in lines)
+
+    (title,) = (number for number, line in enumerate(lines) if line.startswith("# to build"))
+    there = {line.partition("==")[0] for line in lines[title:] if re.match(r"[\w.-]+==", line)}
+    builds = (importlib.metadata.requires("hatchling") or []) + ["hatchling"]
+    wanted = {re.split(r"[^\w.-]", each)[0] for each in builds if "python_version" not in each}
+    assert wanted <= there, "pip builds the wheel with nothing else"
 
 
 def test_the_services_of_the_compose_file_start_commands_that_exist() -> None:

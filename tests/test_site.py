@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import messagestore
 from readme_blocks import README
 
 ROOT = README.parent
@@ -93,8 +94,27 @@ def test_search_finds_words_of_guides_and_of_the_reference(site: Path) -> None:
     assert "append_batch" in text["reference/library/"]
 
 
+def test_the_reference_has_all_that_can_be_imported(pages: dict[Path, Page], site: Path) -> None:
+    anchors = {
+        name for page in ("library", "errors") for name in pages[site / "reference" / page / "index.html"].anchors
+    }
+    public = [name for name in messagestore.__all__ if callable(getattr(messagestore, name))]
+    errors = "messagestore.errors"
+    assert [name for name in public if not {f"messagestore.{name}", f"{errors}.{name}"} & anchors] == []
+
+
 def test_the_reference_shows_no_internals(pages: dict[Path, Page], site: Path) -> None:
     anchors = pages[site / "reference" / "library" / "index.html"].anchors
     names = {name for name in anchors if name.startswith(("messagestore.", "pyspark_messagestore."))}
     assert "messagestore.MessageStore.put_message" in names
     assert not {name for name in names if re.search(r"\._(?!_)", name)}
+
+
+def test_the_notebook_the_curves_and_the_race_are_shown(pages: dict[Path, Page], site: Path) -> None:
+    """A reader sees the pictures without running anything."""
+    drawn = [each for each in pages[site / "guides" / "notebook" / "index.html"].loads if each.startswith("data:")]
+    assert len(drawn) == 3
+    assert all(each.startswith("data:image/png;base64,iVBOR") and len(each) > 10_000 for each in drawn)
+    curves = [each for each in pages[site / "curves" / "index.html"].loads if each.endswith(".svg")]
+    assert len(curves) == len(list((ROOT / "docs" / "curves").glob("*.svg")))
+    assert "SQLite" in (site / "race" / "index.html").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -31,8 +32,10 @@ public final class LiveRace {
     private static final long PATIENCE_MS = 120_000;
     private static final OperatingSystemMXBean SYSTEM =
         (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+    private static String names;
     private static DefaultMQProducer producer;
-    private static DefaultLitePullConsumer consumer;
+    private static int consumers;
+    private static DefaultLitePullConsumer follower;
     private static Thread following;
     private static volatile boolean follows;
     private static final List<Double> DELAYS = new ArrayList<>();
@@ -71,8 +74,7 @@ public final class LiveRace {
                 open(command.getString("names"));
                 return new JSONObject();
             case "read":
-                Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
-                return timed(() -> read(queues, count));
+                return read(topic, count);
             case "send":
                 List<List<Message>> batches = batches(topic, count, size, command.getIntValue("batch"));
                 return timed(() -> {
@@ -83,13 +85,12 @@ public final class LiveRace {
             case "put":
                 return put(topic, count, size, command.getLongValue("pauseMicros"));
             case "follow":
-                follow(consumer.fetchMessageQueues(topic));
+                follow(topic);
                 return new JSONObject();
             case "rest":
                 return rest(count);
             case "close":
                 producer.shutdown();
-                consumer.shutdown();
                 return new JSONObject();
             default:
                 throw new IllegalArgumentException("no such command: " + command.getString("op"));
@@ -107,27 +108,46 @@ public final class LiveRace {
         return answer;
     }
 
-    private static void open(String names) throws Exception {
+    private static void open(String servers) throws Exception {
+        names = servers;
         producer = new DefaultMQProducer("race-producers");
         producer.setNamesrvAddr(names);
         producer.setVipChannelEnabled(false);
         producer.start();
-        consumer = new DefaultLitePullConsumer("race-consumers");
-        consumer.setNamesrvAddr(names);
-        consumer.setVipChannelEnabled(false);
-        consumer.setAutoCommit(false);
-        consumer.setPullBatchSize(MOST); // the default is 10
-        consumer.start();
     }
 
     // ---- reading
 
-    /** All messages of the queues: four columns of each are looked at. */
-    private static void read(Collection<MessageQueue> queues, int count) throws Exception {
-        consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
+    /**
+     * A consumer of a group that is new, so that it reads from the first message on.
+     *
+     * <p>One that goes back by a seek would not do: a seek interrupts the threads that pull, within a request too, which
+     * breaks the connection that all of them use, and messages of the pull before can be missing afterwards.
+     */
+    private static DefaultLitePullConsumer consumer() throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("race-consumers-" + ++consumers);
+        consumer.setNamesrvAddr(names);
+        consumer.setVipChannelEnabled(false);
+        consumer.setAutoCommit(false);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setPullBatchSize(MOST); // the default is 10
+        consumer.start();
+        return consumer;
+    }
+
+    private static JSONObject read(String topic, int count) throws Exception {
+        DefaultLitePullConsumer consumer = consumer();
+        try {
+            Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+            return timed(() -> readAll(consumer, queues, count));
+        } finally {
+            consumer.shutdown();
         }
+    }
+
+    /** All messages of the queues: four columns of each are looked at. */
+    private static void readAll(DefaultLitePullConsumer consumer, Collection<MessageQueue> queues, int count) {
+        consumer.assign(queues);
         long untilMs = System.currentTimeMillis() + PATIENCE_MS;
         long seen = 0;
         long sum = 0;
@@ -146,13 +166,12 @@ public final class LiveRace {
         }
     }
 
-    /** Read what comes, from the end on, in a thread, and note how long each message was on its way. */
-    private static void follow(Collection<MessageQueue> queues) throws Exception {
-        consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToEnd(queue);
-        }
-        consumer.poll(1000); // it is at the end when this has come back
+    /** Read what comes to a topic that has no message yet, in a thread, and note how long each message was on its way. */
+    private static void follow(String topic) throws Exception {
+        DefaultLitePullConsumer consumer = consumer();
+        follower = consumer;
+        consumer.assign(consumer.fetchMessageQueues(topic));
+        consumer.poll(1000); // its first pulls wait at the broker
         follows = true;
         DELAYS.clear();
         following = new Thread(() -> {
@@ -168,7 +187,7 @@ public final class LiveRace {
         following.start();
     }
 
-    /** Wait until so many messages have come, and end the thread. */
+    /** Wait until so many messages have come, and end the consumer. */
     private static JSONObject rest(int count) throws Exception {
         long untilMs = System.currentTimeMillis() + PATIENCE_MS;
         while (true) {
@@ -184,6 +203,7 @@ public final class LiveRace {
         }
         follows = false;
         following.join();
+        follower.shutdown();
         JSONObject answer = new JSONObject();
         answer.put("delays_s", new ArrayList<>(DELAYS));
         return answer;

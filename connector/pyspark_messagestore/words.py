@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shlex
 import time
 import unicodedata
 from datetime import UTC, datetime
@@ -31,6 +32,30 @@ def _is_hidden(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def quoted(word: str) -> str:
+    """A word for a shell. What `shown` escapes is written as `$'...'`, which bash and zsh turn back."""
+    if shown(word) == word:
+        return shlex.quote(word)
+    return "$'" + "".join(_typed_character(c) for c in word) + "'"
+
+
+def command_line(*words: object, **options: object) -> str:
+    """A command of `messagestore` for a shell. Options come first if a word could be taken for one."""
+    asked = [part for name, value in options.items() for part in (f"--{name}", value)]
+    command, *others = words
+    looks_like_one = any(str(word).startswith("-") for word in others)
+    ordered = [command, *asked, "--", *others] if looks_like_one else [*words, *asked]
+    return " ".join(["messagestore", *(quoted(str(word)) for word in ordered)])
+
+
+def _typed_character(character: str) -> str:
+    if _is_hidden(character):  # a name of a file that is no UTF-8 has its bytes as surrogates
+        of_name = "\udc80" <= character <= "\udcff"
+        data = character.encode("utf-8", "surrogateescape" if of_name else "surrogatepass")
+        return "".join(f"\\{byte:03o}" for byte in data)
+    return f"\\{character}" if character in "\\'" else character
 
 
 def shown_bytes(data: bytes, most: int | None = None) -> str:

@@ -64,13 +64,15 @@ _WEIGHTS = {**dict.fromkeys(proxy.KINDS, 8), **_HOSTS, **_SECRETS, **_DRIVERS}
 """The faults, by how often they are drawn."""
 
 SAID = {
-    "expired certificate": r"StoreUnavailableError: .*certificate is not trusted \(certificate has expired\)",
+    # Who has not read the new certificate yet does not know it at all.
+    "expired certificate": r"StoreUnavailableError: .*certificate is not trusted \((certificate has expired|self-signed certificate)\)",
     "wrong token": r"AccessDeniedError: .*does not know the token of the request\. Give a file with another one",
     "far release": r"ProtocolError: the client speaks protocol 1-1, and this side 2-3\. .*upgrade the older side",
     "full disk": r"StoreFullError: .*(no room for|but \d+ are free).*Make room",
     "broker": (
         r"StoreLockedError: .*locked by a RocketMQ broker.*Stop (it|that process)"
         r"|StoreLockedError: .*as a RocketMQ broker does when it starts\. Stop the broker and try again"
+        r"|StoreLockedError: .*a RocketMQ broker that is starting waits .*Open the store again when the broker has stopped"
     ),
     "another store": (
         r"StoreWentBackwardsError: .*(Use a new checkpoint for another store|found store .* in place of store)"

@@ -181,7 +181,9 @@ class _Check:
             elif top == "spark/" and len(parts) > 1 and parts[1]:
                 name = parts[1] + ("/" if len(parts) > 2 else "")
                 unfinished = name == "rebuild" or name.startswith("new-")  # left by a writer that was killed
-                if name not in _OURS and (self.settled or not unfinished):
+                # What a deletion could not remove, as it has told, the next recovery removes (mode `deletions`).
+                taken_away = name.startswith("new-deleted-topic-")
+                if name not in _OURS and not taken_away and (self.settled or not unfinished):
                     self.found.find(path, 0, "a file of spark/", "a stray one")
             elif top == "config/" and parts[1] not in _CONFIG:
                 self.found.find(path, 0, "a file of config/", "a stray one")

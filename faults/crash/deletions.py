@@ -12,9 +12,8 @@ again, and then `verify` finds nothing.
 from __future__ import annotations
 
 import contextlib
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +23,14 @@ from crash.harness import SMALL, die, scratch_folder
 from crash.imitate import another_boot
 from crash.judge import Verdict
 from crash.memdisk import MemDisk, MemRecordingDisk
-from crash.power_cut import MODES, Folder
-from crash.turns import taken_by_kind
+from crash.points import Point, chosen, points
+from crash.power_cut import Folder
 from messagestore import ASYNC_FLUSH, Message, MessageStore, StoreConfig
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.inspect.verify import verify
 
-EVERY, EVERY_CUT = 3, 17
-"""How many runs take all kills between them, and all power cuts."""
+EVERY = (3, 17)
+"""How many quick runs take all kills between them, and all power cuts."""
 GROUP, TOPIC, KEPT = "g", "t", "kept"
 FIRST, NEW, OTHERS = 12, 5, 4
 """How many messages the topic has in two queues, how many are put to the new one, and how many another topic has."""
@@ -107,52 +106,11 @@ class Story:
         return cls(name, config, recording, deleted, promised)
 
 
-@dataclass(frozen=True)
-class Point:
-    """Where the process dies: `mode` "all" is a kill, the others are kinds of power cuts."""
-
-    story: Story
-    cut: int
-    mode: str
-    seed: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.story.name}/{self.cut}/{self.mode}/{self.seed}"
-
-    def left(self) -> tuple[Folder, str] | None:
-        """What it leaves, and its label; None: nothing that a power cut of this kind could change."""
-        disk = self.story.disk
-        if self.mode == "all":
-            return disk.image(self.cut, "all").folder, f"kill {self.cut}"
-        image = next(iter(disk.images(self.cut, (self.mode,), limit=1, random_count=1, seed=self.seed)), None)
-        return None if image is None else (image.folder, f"power cut {self.cut}, {image.label}")
-
-
-def points(stories: Sequence[Story], seed: int) -> list[Point]:
-    """A kill at each operation of each story, and each kind of power cut there, which `seed` decides."""
-    return [
-        Point(story, cut, mode, seed) for story in stories for cut in range(story.disk.position + 1) for mode in MODES
-    ]
-
-
-def chosen(stories: Sequence[Story], seed: int, part: tuple[int, int], *, quick: bool) -> Iterator[Point]:
-    """Yield this part of the points that a run with this seed takes: one kill in `EVERY`, one power cut in `EVERY_CUT`.
-
-    A run that is not quick takes all of them: first the kills, in any order.
-    """
-    every = points(stories, seed)
-    if quick:
-        return taken_by_kind(every, lambda point: EVERY if point.mode == "all" else EVERY_CUT, seed, part)
-    random.Random(seed).shuffle(every)
-    return iter(sorted(every, key=lambda point: point.mode != "all")[part[0] :: part[1]])
-
-
-def judge(point: Point, content: Folder, root: Path) -> Verdict:
+def judge(point: Point[Story], content: Folder, root: Path) -> Verdict:
     """Let the next process look, delete again, and put."""
     verdict, story, disk = Verdict(), point.story, MemDisk(root, content)
     least = max(count for position, count in story.promised if position <= point.cut)
-    with another_boot(101) if point.mode != "all" else contextlib.nullcontext():
+    with another_boot(101) if not point.is_kill else contextlib.nullcontext():
         with MessageStore.open(root, story.config, disk=disk) as store:
             found = bodies(store, TOPIC)
             first = {body("first", number) for number in range(FIRST)}
@@ -189,7 +147,7 @@ def judge(point: Point, content: Folder, root: Path) -> Verdict:
     return verdict
 
 
-def judged(point: Point, content: Folder, root: Path) -> Verdict:
+def judged(point: Point[Story], content: Folder, root: Path) -> Verdict:
     """As `judge`; a store that does not open is wrong, too."""
     try:
         return judge(point, content, root)
@@ -231,12 +189,12 @@ def cases(
         stories = [Story.of(name, root) for name in CONFIGS]
         turn = int(key.rpartition("/")[2]) if key else seed
         while True:
-            for point in points(stories, turn) if key else chosen(stories, turn, part, quick=quick):
+            for point in points(stories, turn) if key else chosen(stories, turn, part, every=EVERY if quick else None):
                 if key and point.key != key:
                     continue
-                left = point.left()
-                if left is not None:
-                    yield point.key, judged(point, left[0], root), left[1]
+                image = point.left()
+                if image is not None:
+                    yield point.key, judged(point, image.folder, root), point.said(image)
             if key or quick:
                 return
             turn += 1

@@ -25,7 +25,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +38,9 @@ from crash.harness import SMALL, die, scratch_folder
 from crash.imitate import another_boot
 from crash.judge import Verdict
 from crash.memdisk import MemDisk, MemRecordingDisk
-from crash.power_cut import MODES, Folder
+from crash.points import Point, chosen, points
+from crash.power_cut import Folder
 from crash.simdisk import Killed
-from crash.turns import taken_by_kind
 from messagestore import (
     ASYNC_FLUSH,
     Message,
@@ -57,8 +57,8 @@ from messagestore.session import attached_store
 
 NOW_MS = 1_795_170_401_381
 LATER_MS = NOW_MS + 60_000
-EVERY, EVERY_CUT = 5, 23
-"""How many runs take all kills between them, and all power cuts."""
+EVERY = (5, 23)
+"""How many quick runs take all kills between them, and all power cuts."""
 QUICK_HISTORIES = 60
 CONFIG = SMALL.replace(message_delay_level="1s 5s 10s", flush_delay_offset_interval=1)
 CONFIGS = {
@@ -200,47 +200,12 @@ class Left:
     power_cut: bool
 
 
-@dataclass(frozen=True)
-class Point:
-    """Where a deliverer dies: `mode` "all" is a kill, the others are kinds of power cuts."""
-
-    story: Story
-    cut: int
-    mode: str
-    seed: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.story.name}/{self.cut}/{self.mode}/{self.seed}"
-
-    def left(self) -> Left | None:
-        """What it leaves; None: nothing that a power cut of this kind could change."""
-        disk, least = self.story.disk, self.story.least(self.cut)
-        if self.mode == "all":
-            return Left(disk.image(self.cut, "all").folder, least, f"kill {self.cut}", power_cut=False)
-        image = next(iter(disk.images(self.cut, (self.mode,), limit=1, random_count=1, seed=self.seed)), None)
-        if image is None:
-            return None
-        return Left(image.folder, least, f"power cut {self.cut}, {image.label}", power_cut=True)
-
-
-def points(stories: Sequence[Story], seed: int) -> list[Point]:
-    """A kill at each operation of each story, and each kind of power cut there, which `seed` decides."""
-    return [
-        Point(story, cut, mode, seed) for story in stories for cut in range(story.disk.position + 1) for mode in MODES
-    ]
-
-
-def chosen(stories: Sequence[Story], seed: int, part: tuple[int, int], *, quick: bool) -> Iterator[Point]:
-    """Yield this part of the points that a run with this seed takes: one kill in `EVERY`, one power cut in `EVERY_CUT`.
-
-    A run that is not quick takes all of them: first the kills, in any order.
-    """
-    every = points(stories, seed)
-    if quick:
-        return taken_by_kind(every, lambda point: EVERY if point.mode == "all" else EVERY_CUT, seed, part)
-    random.Random(seed).shuffle(every)
-    return iter(sorted(every, key=lambda point: point.mode != "all")[part[0] :: part[1]])
+def left_at(point: Point[Story]) -> Left | None:
+    """What a deliverer that dies there leaves; None: nothing that a power cut of this kind could change."""
+    image = point.left()
+    if image is None:
+        return None
+    return Left(image.folder, point.story.least(point.cut), point.said(image), power_cut=not point.is_kill)
 
 
 def broker_delivers(root: Path, disk: MemDisk, config: StoreConfig, count: int) -> None:
@@ -480,11 +445,11 @@ def cases(
         turn = int(key.rpartition("/")[2]) if key else seed
 
         while True:
-            for point in points(stories, turn) if key else chosen(stories, turn, part, quick=quick):
+            for point in points(stories, turn) if key else chosen(stories, turn, part, every=EVERY if quick else None):
                 if key and point.key != key:
                     continue
 
-                left = point.left()
+                left = left_at(point)
                 if left is None:
                     continue
 

@@ -225,12 +225,12 @@ def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
     )
 
 
-def another_put(crash: Crash, root: Path) -> Crash:
-    """After a kill, let another process put a message in SYNC_FLUSH; then a power cut removes what nobody synced."""
+def another_process(crash: Crash, root: Path, *steps: Step) -> Crash:
+    """After a kill, let another process do `steps` in SYNC_FLUSH; then a power cut removes what nobody synced."""
     assert crash.left is not None
     before, cut, promise = crash.left
-    disk, put = MemRecordingDisk.after_kill(root, before, cut), ("put", 900, "single", 0)
-    run = record(disk, promise, [("open",), put], crash.config)
+    disk = MemRecordingDisk.after_kill(root, before, cut)
+    run = record(disk, promise, [("open",), *steps], crash.config)
     image = disk.image(disk.position, "strict")
     return Crash(image.folder, run.promised(disk.position), (), crash.config)
 

@@ -19,6 +19,7 @@ import contextlib
 import dis
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -42,7 +43,17 @@ from messagestore.files.disk import Disk
 from messagestore.writer.flush import FlushService
 
 PACKAGE = os.path.dirname(os.path.realpath(messagestore.__file__))
-ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, MemoryError)
+
+
+class Unknown(KeyError):
+    """What a handler raises that looks for something of its own; a damaged record has the same effect."""
+
+
+class Gone(FileNotFoundError):
+    """What a handler raises that does not find a file of its own."""
+
+
+ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, Unknown, SystemExit, Gone, MemoryError)
 """Besides, the searches of planted bugs raise `TimeoutError`, as a handler of SIGALRM does: an `OSError`, which whoever
 expects a failing disk may catch.
 """
@@ -72,13 +83,14 @@ class Interrupter:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Trace while the block runs."""
-        before = sys.gettrace()
+        """Trace while the block runs, in a program that has a handler."""
+        before, handler = sys.gettrace(), signal.signal(signal.SIGUSR2, lambda _number, _frame: None)
         sys.settrace(self._call)
         try:
             yield
         finally:
             sys.settrace(before)
+            signal.signal(signal.SIGUSR2, handler)
 
     def _call(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         code, caller = frame.f_code, frame.f_back

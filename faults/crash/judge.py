@@ -254,15 +254,16 @@ def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdi
     for app in sorted({app for app, _ in promise.rows}):
         versions = sorted(version for name, version in promise.rows if name == app)
         there = [v for v in versions if _is_known(promise, app, v, bodies)]
-        lost = [v for v in versions if promise.rows[(app, v)] and v not in there]
+        # A retention that failed half-way may have taken the rows of a batch that the store rightly knows.
+        unsure = {v for v in versions if v not in there and payload(app, v, 0) in promise.expired}
+        lost = [v for v in versions if promise.rows[(app, v)] and v not in there and v not in unsure]
         if lost and there and max(there) < min(lost):
             _gap_is_told(store, app, versions[-1] + 1, disk, verdict)
         for version in [v for v in versions if v not in there[:-1]]:  # Spark rewrites its last batch, not all of them
             row_count = promise.rows[(app, version)]
             flush = SYNC_FLUSH if (app, version) in promise.batches else ASYNC_FLUSH
             status = append_encoded(store, app, version, row_count, flush)
-            unsure = version not in there and payload(app, version, 0) in promise.expired
-            if row_count and not unsure and status != (KNOWN if version in there else APPENDED):
+            if row_count and version not in unsure and status != (KNOWN if version in there else APPENDED):
                 wrong = verdict.duplicated if version in there else verdict.lost
                 wrong.append(f"batch {(app, version)}: is {'' if version in there else 'not '}there, and was {status}")
             appended |= status == APPENDED

@@ -79,7 +79,7 @@ class MemDisk(Disk):
     """
 
     def __init__(self, root: str | os.PathLike[str], content: Folder | None = None) -> None:
-        self.root = os.path.realpath(root)
+        self.root = self.top = os.path.realpath(root)
         make_lock_folder(self.root)
         self.nodes: dict[str, Node | None] = {self.root: None}  # None: a folder
         self.children: dict[str, set[str]] = {self.root: set()}
@@ -245,6 +245,9 @@ class MemDisk(Disk):
 
     def start_writeback(self, file: File, position: int, size: int) -> None:
         pass
+
+    def _device(self, _folder: str) -> int:
+        return 0
 
     def fsync_dir(self, path: str | Path) -> None:
         if self._is_inside(os.fspath(path)) and self._find(path)[1] is not None:

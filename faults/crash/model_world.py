@@ -142,6 +142,8 @@ class WorldDisk(MemRecordingDisk):
         """At which operation an error is raised, and which."""
         self.faulty = False
         """Whether an error was raised since this was set to False."""
+        self._names: dict[str, tuple[dict[str, int], int]] = {}
+        """Folder -> the numbers of what was in it at the last look, and when that was noticed."""
         self.modified: dict[int, int] = {}
         for path, time_ms in (modified or {}).items():
             node = self.nodes.get(path)
@@ -155,8 +157,20 @@ class WorldDisk(MemRecordingDisk):
         return self.uptime_ms * 1_000_000
 
     def modified_s(self, path: str | Path) -> float:
-        node = self._find(path)[1]
+        text = os.path.normpath(path)  # readers ask for `folder/.`
+        if text in self.children:
+            return self._folder_changed_ms(text) / 1000
+        node = self.nodes.get(text)
         return self.modified.get(node.number if node is not None else -1, self.now_ms) / 1000
+
+    def _folder_changed_ms(self, folder: str) -> int:
+        """When a name in a folder came, went, or became another file, as the look that noticed it says."""
+        paths = [f"{folder}/{name}" for name in self.children[folder]]
+        names = {path: self.folder_numbers.get(path) or getattr(self.nodes[path], "number", 0) for path in paths}
+        before = self._names.get(folder)
+        if before is None or before[0] != names:
+            before = self._names[folder] = names, self.now_ms
+        return before[1]
 
     def times(self) -> dict[str, int]:
         """Path -> when the file was last written to."""

@@ -38,6 +38,7 @@ from crash.planting import (
     faults,
     kills,
     many,
+    next_batches,
     no_sync,
     patched,
     power_cuts,
@@ -46,6 +47,7 @@ from crash.planting import (
     sync_log,
     without,
 )
+from crash.turns import taken
 from messagestore import BatchConflictError, BatchRequest, MessageStore, StoreError, StorePoisonedError
 from messagestore.batches import append as transaction
 from messagestore.batches import rules as batch_rules
@@ -248,6 +250,14 @@ def _forget_names(real: Any) -> Any:
     return create
 
 
+def _forget_names_made(real: Any) -> Any:
+    def make_durable(changes: apply._Changes) -> None:
+        real(changes)
+        changes.log.written.folders.clear()
+
+    return make_durable
+
+
 def _no_property_crc() -> AbstractContextManager[object]:
     if kernel.lib is not None:
         return planted("frame.h", "if (f->properties_size < PROPERTY_CRC_SIZE) return true;", "return true;")()
@@ -313,6 +323,7 @@ _LOG_AND_LOCKS = (
     Mutant("the clean end moves before queues and index are synced", without(StoreFiles, "sync_derived"), "power cuts", power_cuts("clean end moves")),
     Mutant("two new names of a folder are not synced", patched(MappedFileQueue, "create", _forget_names), "power cuts", power_cuts("roll-over", "async roll-over")),
     Mutant("recovery does not make durable what it keeps", without(apply._Changes, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts"), case=87),
+    Mutant("recovery does not sync the names that a dead writer made", patched(apply._Changes, "_make_durable", _forget_names_made), "a batch of the next process", next_batches("roll-over")),
     Mutant("the ASYNC flag is not synced before the first ASYNC byte", no_sync("/spark/state/"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the CRCs of a batch are not checked in recovery", without(survey, "bad_chunk"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the journal is believed without a look at the log", lambda: _both(mock.patch.object(transaction, "batch_is_there", return_value=True), mock.patch.object(BatchJournal, "check"), mock.patch.object(recovered_journal, "fault_of_pair", return_value="")), "an entry without its batch", vanished_batch),
@@ -345,6 +356,10 @@ _LOG_AND_LOCKS = (
 
 _AREAS = [importlib.import_module(f"crash.{path.stem}") for path in sorted(Path(__file__).parent.glob("mutants_*.py"))]
 MUTANTS: tuple[Mutant, ...] = (*_LOG_AND_LOCKS, *(mutant for area in _AREAS for mutant in area.MUTANTS))
+EVERY = 3
+"""How many quick runs take all of them between them."""
+CHANCE = 1
+"""The chance in a search stays the same: each bug names the case that found it, and those met by chance have been tried."""
 
 
 # ---- the mode of `make crash`
@@ -440,51 +455,59 @@ def by_search(mutants: Sequence[Mutant]) -> list[list[Mutant]]:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run all mutants; a case is a mutant's name, and the number of what found it is printed."""
+    """Run all mutants, or a quick run's part; a case is a mutant's name, and the number of what found it is printed."""
     counts = Counts()
-    for number, mutants in enumerate(by_search([mutant for mutant in MUTANTS if case in ("", mutant.name)])):
-        if case or number % part[1] == part[0]:
-            counts.add(together(mutants, seed, say=bool(case)))
+    if case:
+        named = [mutant for mutant in MUTANTS if mutant.name == case]
+        if not named:
+            counts.fail(f"no planted bug has the name {case!r}", again("mutants", CHANCE, case))
+        counts.add(together(named, say=True))
+        return counts
+
+    for _, mutants in taken(by_search(MUTANTS), EVERY if quick else 1, seed, part):
+        counts.add(together(mutants))
     return counts
 
 
-def together(mutants: Sequence[Mutant], seed: int, *, say: bool = False) -> Counts:
+def together(mutants: Sequence[Mutant], *, say: bool = False) -> Counts:
     """Search for mutants of the same search; what finds them must be content with the code as it is."""
     counts, found = Counts(), list[Hunted]()
     for mutant in mutants:
         try:
-            found.append(hunted(mutant, seed))
+            found.append(hunted(mutant))
         except Exception as error:  # noqa: BLE001 - a patch or a search that does not fit the code is told with its name
-            counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", again("mutants", seed, mutant.name))
+            counts.fail(
+                f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", again("mutants", CHANCE, mutant.name)
+            )
 
     # The longest of these searches comes first: without a bug, it has the cases of all others in it.
     for each in found if say else ():
         print(f"{each.mutant.name}: case {each.count} of {each.mutant.found_by}: {each.verdict or 'not found'}")
     for each in sorted(found, key=lambda each: -each.count):
-        counts.add(proven(each, seed))
+        counts.add(proven(each))
     return counts
 
 
-def hunted(mutant: Mutant, seed: int) -> Hunted:
+def hunted(mutant: Mutant) -> Hunted:
     """Search for a mutant: the case that found it before comes first, and if it does not find it now, all do."""
     for first, most in ((mutant.case, mutant.case), (1, MOST_CASES)):
         if first:
-            with place_for(mutant, seed) as ground:
+            with place_for(mutant) as ground:
                 found = Hunted(mutant, *hunt(mutant, ground(), most=most, first=first), first)
             if found.verdict is not None:
                 break
     return found
 
 
-def proven(found: Hunted, seed: int) -> Counts:
+def proven(found: Hunted) -> Counts:
     """Judge what the search for a mutant has found."""
     counts, mutant, verdict = Counts(), found.mutant, found.verdict
-    command = again("mutants", seed, mutant.name)
+    command = again("mutants", CHANCE, mutant.name)
     if verdict is None:
         counts.fail(f"MISSED after {found.count} cases of {mutant.found_by}: {mutant.name}", command)
         return counts
     try:
-        with place_for(mutant, seed) as ground:
+        with place_for(mutant) as ground:
             fault = fault_of_search(found, ground)
     except Exception as error:  # noqa: BLE001 - as above
         counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", command)
@@ -500,7 +523,7 @@ def proven(found: Hunted, seed: int) -> Counts:
 
 
 @contextlib.contextmanager
-def place_for(mutant: Mutant, seed: int) -> Iterator[Callable[[], Ground]]:
+def place_for(mutant: Mutant) -> Iterator[Callable[[], Ground]]:
     """Make an empty ground for a search, whose chance is that of the mutant's name."""
     with scratch_folder() as folder, quiet_threads():
-        yield lambda: Ground(folder, random.Random(f"{seed} {mutant.name}"))
+        yield lambda: Ground(folder, random.Random(f"{CHANCE} {mutant.name}"))

@@ -21,7 +21,8 @@ from crash.planting import Case, Ground, Mutant, Search, patched, without
 from messagestore import Consumer, Message, MessageStore, ProgressConflictError, StoreError, StoreLockedError
 from messagestore.batches.progress import Move
 from messagestore.broker import retention
-from messagestore.consume.consumer import _Cursor
+from messagestore.consume.assignment import Assignment
+from messagestore.consume.cursor import Cursor
 from messagestore.consume.progress import GroupProgress
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.group_locks import GroupLocks
@@ -224,6 +225,15 @@ def failed_poll(root: Path, verdict: Verdict) -> None:
         verdict.lost += [f"message {number}" for number in range(6) if b"%d" % number not in handed]
 
 
+def retried_and_committed(root: Path, verdict: Verdict) -> None:
+    """An orderly worker commits each message, also the one that it has retried, and ends."""
+    with Consumer(root, pipes.GROUP, pipes.IN, config=SMALL, orderly=True) as consumer:
+        for messages in consumer.poll().values():
+            messages[0].retry()
+            consumer.commit(messages[0])
+    expect(verdict, root, 0)
+
+
 # ---- the bugs
 
 
@@ -320,7 +330,7 @@ MUTANTS = (
         killed("sync"),
     ),
     Mutant(
-        "what was read counts as handed out", patched(_Cursor, "done", _read_ahead), "kills of pipes", killed("sync")
+        "what was read counts as handed out", patched(Cursor, "done", _read_ahead), "kills of pipes", killed("sync")
     ),
     Mutant(
         "readers overlook pending progress",
@@ -354,7 +364,7 @@ MUTANTS = (
     ),
     Mutant(
         "a replaced worker appends its results",
-        without(Consumer, "_check_mine"),
+        without(Assignment, "check_kept"),
         "scenes of pipes",
         scene(replaced_worker),
     ),
@@ -384,9 +394,15 @@ MUTANTS = (
     ),
     Mutant(
         "a poll that fails keeps its messages",
-        without(_Cursor, "go_back"),
+        without(Cursor, "go_back"),
         "scenes of pipes",
         scene(failed_poll),
+    ),
+    Mutant(
+        "a commit goes past a message that holds its queue",
+        patched(Cursor, "done", lambda _: property(lambda cursor: cursor.position)),
+        "scenes of pipes",
+        scene(retried_and_committed),
     ),
     Mutant(
         "a cancelled poll keeps its messages",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from crash import deletions
+from crash import deletions, points
 from crash.planting import Case, Ground, Mutant, Search, no_sync, patched, without
 from messagestore.broker import topic_deletion
 from messagestore.files.consumer_offsets import ConsumerOffsets
@@ -21,10 +21,10 @@ def killed(stride: int = _STRIDE) -> Search:
     def search(ground: Ground) -> Iterator[Case]:
         root = ground.folder / "deletions"
         stories = [deletions.Story.of(name, root) for name in deletions.CONFIGS]
-        for point in deletions.chosen(stories, 1, (0, stride), quick=False):
-            left = point.left()
-            if left is not None:
-                yield partial(deletions.judged, point, left[0], root)
+        for point in points.chosen(stories, 1, (0, stride)):
+            image = point.left()
+            if image is not None:
+                yield partial(deletions.judged, point, image.folder, root)
 
     return search
 

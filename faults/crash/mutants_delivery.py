@@ -14,7 +14,7 @@ from crash.planting import Ground, Mutant, patched, without
 from messagestore import ASYNC_FLUSH
 from messagestore.broker import delivery
 from messagestore.broker.delivery import Delivery
-from messagestore.writer.log_writer import LogWriter
+from messagestore.writer.store_clock import StoreClock
 
 _CASES, _HISTORIES = 600, 120
 
@@ -81,6 +81,6 @@ MUTANTS = (
     Mutant("recovery leaves delayOffset.json behind the log", without(Delivery, "follow"), "a broker in between", killed_deliveries),
     Mutant("a deliverer forgets levels that it does not know", patched(Delivery, "_progress", _first_level), "numbers that go back", numbers_that_go_back),
     Mutant("delayed messages wait for a clock that was set back", patched(Delivery, "_since_put", _as_stored), "numbers that go back", numbers_that_go_back),
-    Mutant("the next process does not know when records were put", without(LogWriter, "_save_put_times"), "numbers that go back", numbers_that_go_back),
+    Mutant("the next process does not know when records were put", without(StoreClock, "save"), "numbers that go back", numbers_that_go_back),
     Mutant("a delivery is not synced before delayOffset.json", lambda: mock.patch.object(delivery, "OwnRequest", functools.partial(delivery.OwnRequest, flush_disk_type=ASYNC_FLUSH)), "power cuts", killed_deliveries),
 )  # fmt: skip

@@ -19,8 +19,8 @@ from messagestore.files.store_root import Place
 from messagestore.format import message
 from messagestore.log import store_files
 from messagestore.recovery import examine
-from messagestore.writer import log_writer
-from messagestore.writer.log_writer import LogWriter
+from messagestore.writer import store_clock
+from messagestore.writer.store_clock import StoreClock
 
 
 def hostile(*names: str) -> Search:
@@ -111,13 +111,13 @@ MUTANTS = (
     ),
     Mutant(
         "store times stay where a clock was far ahead",
-        patched(log_writer, "MOST_AHEAD_MS", lambda _: 1 << 62),
+        patched(store_clock, "MOST_AHEAD_MS", lambda _: 1 << 62),
         "fuzz: a clock that was far ahead",
         hostile("a clock that was far ahead"),
     ),
     Mutant(
         "the store checkpoint stays ahead of records to come",
-        without(LogWriter, "_go_back_to"),
+        without(StoreClock, "_go_back_to"),
         "fuzz: a clock that was far ahead",
         hostile("a clock that was far ahead"),
     ),

@@ -24,7 +24,7 @@ from messagestore.inspect.derived import QueueCheck
 from messagestore.inspect.verify import verify
 from messagestore.log import refusals
 from messagestore.log.dispatch import QueueRuns
-from messagestore.read import query
+from messagestore.read import query, queue_records
 from messagestore.read.view import StoreView
 from messagestore.recovery.examine import Examination
 from messagestore.recovery.survey import Surveyor
@@ -107,7 +107,7 @@ def none_in_order(_view: StoreView, _topic: str, _queue_id: int, _position: int,
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("a broker's record must say the number of its unit", patched(StoreView, "_in_order", lambda _: none_in_order), _FOUND_BY, brought_back),
+    Mutant("a broker's record must say the number of its unit", patched(queue_records, "_in_order", lambda _: none_in_order), _FOUND_BY, brought_back),
     Mutant("rows show the numbers that records say", patched(record_decode, "_MAKERS", lambda makers: {k: v for k, v in makers.items() if k != "queue_offset"}), _FOUND_BY, brought_back),
     Mutant("a message shows the number that its record says", patched(query, "_numbered", lambda _: lambda *arguments: arguments[-1]), _FOUND_BY, brought_back),
     Mutant("recovery does not believe a unit with another number", without(QueueRuns, "_points", result=False), _FOUND_BY, brought_back),

@@ -19,6 +19,7 @@ from messagestore.puts import Puts
 from messagestore.services import Services
 from messagestore.session import AttachedStore
 from messagestore.writer.log_writer import LogWriter
+from messagestore.writer.pool_drain import PoolDrain
 
 
 def put(store: MessageStore, number: int, size: int = 10) -> bool:
@@ -110,7 +111,7 @@ def without_drain(real: Any) -> Any:
     """What should commit first does not."""
 
     def call(writer: LogWriter, *given: Any) -> Any:
-        with mock.patch.object(writer, "drain_pool"):
+        with mock.patch.object(writer.pool_drain, "run"):
             return real(writer, *given)
 
     return call
@@ -120,7 +121,7 @@ def goes_on(real: Any) -> Any:
     """The next put forgets that the last commit failed."""
 
     def is_buffered(writer: LogWriter, *given: Any) -> Any:
-        writer.pool_is_stuck = False
+        writer.pool_drain.is_stuck = False
         return real(writer, *given)
 
     return is_buffered
@@ -129,9 +130,9 @@ def goes_on(real: Any) -> Any:
 def closed_without_drain(real: Any) -> Any:
     def make_durable(store: AttachedStore, services: Services, attachment: Any) -> None:
         writer = services.writer
-        writer.pending = [each for each in writer.pending if each.end <= writer.drained_end]
-        writer.end = writer.end._replace(physical_offset=writer.drained_end)
-        with mock.patch.object(writer, "drain_pool"):
+        writer.pending = [each for each in writer.pending if each.end <= writer.pool_drain.end]
+        writer.end = writer.end._replace(physical_offset=writer.pool_drain.end)
+        with mock.patch.object(writer.pool_drain, "run"):
             real(store, services, attachment)
 
     return make_durable
@@ -169,7 +170,7 @@ def says_committed(real: Any) -> Any:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("puts are dispatched before they are committed", lambda: mock.patch.object(LogWriter, "drained_end", property(lambda writer: writer.end.physical_offset)), "a reader beside", named(nothing_is_committed)),
+    Mutant("puts are dispatched before they are committed", lambda: mock.patch.object(PoolDrain, "end", property(lambda drain: drain._writer.end.physical_offset)), "a reader beside", named(nothing_is_committed)),
     Mutant("a batch does not wait for the pool", patched(LogWriter, "finish", without_drain), "kills", kills("puts in a pool")),
     Mutant("a close forgets the pool", patched(AttachedStore, "_make_durable", closed_without_drain), "a close", named(a_close)),
     Mutant("a buffer returns before its segment is committed", patched(TransientStorePool, "_copy", returned_when_full), "many segments", named(many_segments)),

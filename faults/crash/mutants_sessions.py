@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+
 from crash import interrupts, sessions, strangers
+from crash.interrupts import Unknown
 from crash.judge import Verdict
 from crash.mutants_numbers import named
 from crash.planting import Ground, Mutant, Search, patched, without
-from messagestore import StoreConfig, StoreError
+from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig, StoreError, StorePoisonedError
 from messagestore import session as attached_store
 from messagestore.batches import append as transaction
 from messagestore.files import disk as mapped_file
 from messagestore.files import store_root
 from messagestore.files.disk import Disk, File
+from messagestore.format import batch_record
 from messagestore.session import AttachedStore
 from messagestore.writer import standing
+
+_ROWS = {"body": [b"1"], "topic": ["t"], "queue_id": [0]}
 
 
 def the_last_one_counts(_: Any) -> Any:
@@ -79,6 +86,24 @@ def interrupted(story: str, *modules: str, error: type[BaseException] = TimeoutE
     return search
 
 
+def sent_again(ground: Ground) -> Iterator[Verdict]:
+    """A batch that the store holds is sent again, and a handler raises an error while its record is read."""
+    request, rows = BatchRequest(app_id="app", version=0), MessageColumns.from_arrow(pa.table(_ROWS))
+    root = ground.folder / "sent-again"
+
+    def send(interrupter: interrupts.Interrupter) -> Verdict:
+        with contextlib.suppress(Unknown, StorePoisonedError), MessageStore.open(root) as store, interrupter.armed():
+            store.append_batch([rows], request)
+        with MessageStore.open_read_only(root) as store:
+            return Verdict(duplicated=["the batch"] * (store.max_offset("t", 0) > 1))
+
+    send(interrupts.Interrupter())
+    lines = interrupts.Interrupter()
+    yield send(lines)
+    for line in sorted(line for line in lines.hits if line[0] == "batch_record"):
+        yield send(interrupts.Interrupter(line, 1, Unknown))
+
+
 def knows_interrupts_by_class(_: Any) -> Any:
     """Whatever is an `Exception` is a failure that says what it has done."""
     return lambda error: isinstance(error, Exception) and not isinstance(error, MemoryError)
@@ -106,6 +131,7 @@ def keeps_sessions(_: Any) -> Any:
 MUTANTS = (
     Mutant("an exception of a signal handler counts as a failed put", patched(standing, "is_failure", knows_interrupts_by_class), "interrupts", interrupted("puts", "log_writer")),
     Mutant("an error with a number of a signal handler counts as the disk's", patched(standing, "is_failure", knows_interrupts_by_number), "interrupts", interrupted("puts", "log_writer", error=Full)),
+    Mutant("what a signal handler raises while a record is read counts as damage of the record", without(batch_record, "pass_on"), "a batch that is sent again", sent_again),
     Mutant("letting go of a store is not finished after an interrupt", patched(AttachedStore, "_drop", lets_go_once), "interrupts", interrupted("opened again", "session", "store_files")),
     Mutant("a session that an interrupt has lost stays open", patched(attached_store, "weakref", keeps_sessions), "interrupts", interrupted("opened again", "session", "message_store")),
     Mutant("a rename that answered with an error counts as failed", patched(mapped_file, "_rename", takes_the_answer), "fuzz: renames that answer with an error", named(sessions.renames_that_answer_with_an_error)),

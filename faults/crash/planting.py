@@ -22,6 +22,7 @@ from crash.faults import check_fault, fault_points, operations_of
 from crash.judge import Verdict, judge
 from crash.simdisk import KillDisk
 from crash.workloads import WORKLOADS, Base, Bases
+from messagestore import SYNC_FLUSH
 from messagestore.files.disk import Disk
 from messagestore.writer.log_writer import LogWriter
 
@@ -129,6 +130,21 @@ def second_deaths(*names: str) -> Search:
             ground.chance.shuffle(cases)
             for death in cases:
                 yield partial(judged, death, ground.root, random.Random(ground.chance.random()))
+
+    return search
+
+
+def next_batches(*names: str) -> Search:
+    """Kill the writer, let the next process append a batch over several segments, then cut the power."""
+
+    def judged(death: images.Death, root: Path) -> Verdict:
+        return judge(images.another_process(death.crash(root), root, ("batch", "later", 0, 60, SYNC_FLUSH)), root)
+
+    def search(ground: Ground) -> Iterator[Case]:
+        for name in names:
+            for death in images.kills(images.Story.of(name, ground.bases)):
+                if not death.half:  # what a power cut leaves of half a write is not known
+                    yield partial(judged, death, ground.root)
 
     return search
 

@@ -52,8 +52,6 @@ class Mode:
         Its share of the seconds of `make crash-deep`; 0: it counts cases, and not seconds.
     what : str
         What the mode does, for `--help`.
-    seed : int | None
-        Its seed, unless another one is asked for; None: that of the run.
     """
 
     name: str
@@ -61,7 +59,6 @@ class Mode:
     parts: int
     share: float
     what: str
-    seed: int | None = None
 
 
 MODES = (
@@ -84,8 +81,7 @@ MODES = (
     Mode("pipes", "crash.pipes", 2, 0.05, "consumers and pipes from topic to topic are killed, stopped and rebalanced"),
     Mode("afar", "crash.afar", 2, 0.0, "faults between Spark and a store on another host, of that host and of drivers"),
     Mode("model", "crash.model", 2, 0.2, "random histories of everything at once, beside a plain model"),
-    # Their seed stays the same: each bug names the case that found it, and searches that meet by chance have been tried.
-    Mode("mutants", "crash.mutants", 3, 0.0, "bugs planted in the store, each of which must be found", seed=1),
+    Mode("mutants", "crash.mutants", 3, 0.0, "bugs planted in the store, each of which must be found"),
 )
 
 
@@ -167,12 +163,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     if not modes or (options.case and len(modes) != 1):
         parser.error(f"--only: found {options.only!r}; the modes are {', '.join(mode.name for mode in MODES)}")
 
-    turn = turns.of_commit(_ROOT) if options.seed is None else options.seed
-    seeds = {mode.name: mode.seed if options.seed is None and mode.seed is not None else turn for mode in modes}
-    options.seed = turn
+    if options.seed is None:
+        options.seed = turns.of_commit(_ROOT)
 
     if options.case or options.part or options.json:
-        options.seed = seeds[modes[0].name]
         counts = run_here(modes[0], options)
         counts.processor_s = processor_s(resource.RUSAGE_SELF) + processor_s(resource.RUSAGE_CHILDREN)
         if options.json is not None:
@@ -180,7 +174,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             return 0
         return report({modes[0].name: counts})
 
-    return run_all(modes, options, seeds)
+    return run_all(modes, options)
 
 
 def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
@@ -202,7 +196,7 @@ def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
     return counts
 
 
-def run_all(modes: Sequence[Mode], options: argparse.Namespace, seeds: dict[str, int]) -> int:
+def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
     """Run all jobs, as many at a time as there are cores; return their report."""
     began_s = time.monotonic()
     total = sum(mode.share for mode in modes) or 1.0
@@ -213,7 +207,7 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace, seeds: dict[str,
         for mode in modes:
             parts = 1 if not mode.parts else mode.parts if options.deep is None else options.jobs
             for part in range(parts):
-                arguments = ["--only", mode.name, "--seed", str(seeds[mode.name])]
+                arguments = ["--only", mode.name, "--seed", str(options.seed)]
                 arguments += ["--part", f"{part}/{parts}"] if mode.parts else []
                 if options.deep is not None:
                     arguments += ["--deep", f"{options.deep * mode.share / total * options.jobs / parts:.0f}"]

@@ -95,9 +95,9 @@ class FewNames(Disk):
     def free_names(self, path: str | Path) -> int | None:
         return self.left
 
-    def open_new(self, path: str | Path, size: int, *, writers_only: bool = False) -> File:
+    def open_new(self, path: str | Path, size: int) -> File:
         self._make(path)
-        return super().open_new(path, size, writers_only=writers_only)
+        return super().open_new(path, size)
 
     def mkdir(self, path: str | Path) -> None:
         if not self.exists(path):

@@ -312,7 +312,7 @@ class RecordingDisk(FailDisk):
         half_writes: bool = False,
     ) -> None:
         super().__init__(fail_at, error_number, kill_at=kill_at, half_writes=half_writes)
-        self.folder = os.path.abspath(folder)
+        self.folder = self.top = os.path.abspath(folder)
         self._events: list[tuple[int, Event]] = []  # with the count of operations before it
         self._numbers = itertools.count()
         self._ids: dict[tuple[int, int], int] = {}

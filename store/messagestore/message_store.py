@@ -255,7 +255,7 @@ class MessageStore(ReadOnlyStore):
         """The internal reader, which sees everything that was put. It is no part of the stable interface."""
         writer = self.writer
         if writer.pending and self._attached.config.flush_disk_type == ASYNC_FLUSH:
-            writer.drain_pool()
+            writer.pool_drain.run()
             writer.publish()
         if self._view is None:
             self._view = self._puts.create_view()
@@ -786,7 +786,7 @@ class MessageStore(ReadOnlyStore):
             return self._statistics.stats(disk_used={})
         files = writer.files
         visible, synced = writer.state.visible_end, writer.synced_end  # before the end, which only grows
-        end, committed = writer.end.physical_offset, writer.drained_end
+        end, committed = writer.end.physical_offset, writer.pool_drain.end
         folders = {"commitlog": files.paths.commit_log, "consumequeue": files.paths.consume_queue}
         disk_used = {name: files.disk.used_percent(path) for name, path in folders.items() if files.disk.exists(path)}
         return self._statistics.stats(

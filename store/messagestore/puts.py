@@ -258,7 +258,7 @@ class Puts:
                 property_crc=config.enabled_append_prop_crc,
                 flush_disk_type=config.flush_disk_type,
             )
-            self.writer.drain_pool(put.end)
+            self.writer.pool_drain.run(put.end)
             return self._result(put, held_s)
 
         return self._put(append, wait=wait)
@@ -416,7 +416,7 @@ class Puts:
         place, writer = put.physical_offset, self.writer
         message_id = offset_message_id(writer.files.store_host, place)
         one, time_ms, held_ms = 1, put.store_timestamp_ms, held_s * 1000
-        committed = writer.pool is None or writer.drained_end >= put.end
+        committed = writer.pool is None or writer.pool_drain.end >= put.end
         values = (
             *_STORED,
             place,

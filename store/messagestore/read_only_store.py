@@ -29,7 +29,7 @@ from messagestore.format.message import (
     check_readable_queue,
 )
 from messagestore.format.record_decode import COLUMNS
-from messagestore.read import query
+from messagestore.read import query, queue_records
 from messagestore.read.scan import Bound, Scan
 from messagestore.read.view import StoreView
 from messagestore.writer.statistics import Statistics, StoreStats, clock
@@ -473,7 +473,9 @@ class ReadOnlyStore:
                 min=low,
                 max=high,
             )
-        yield from self.view.read(topic, queue_id, start, high if end is None else min(end, high), columns)
+        yield from queue_records.read(
+            self.view, topic, queue_id, start, high if end is None else min(end, high), columns
+        )
 
     def scan(
         self,

@@ -46,7 +46,7 @@ from messagestore.errors import (
     StoreLockedError,
     StorePermissionError,
 )
-from messagestore.files.broker_name import read_broker_name, write_broker_name
+from messagestore.files.broker_name import keep_broker_name
 from messagestore.files.disk import Disk
 from messagestore.files.file_systems import warn_of_network
 from messagestore.files.state import StateFile
@@ -62,10 +62,11 @@ from messagestore.read.view import StoreView
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
 from messagestore.services import Services
+from messagestore.signal_handlers import pass_on
+from messagestore.watcher import Watcher
 from messagestore.writer.catching_up import catch_up
 from messagestore.writer.flush import FlushService
 from messagestore.writer.log_writer import LogWriter
-from messagestore.writer.service_thread import held_lock
 from messagestore.writer.standing import broker_comes
 from messagestore.writer.states import PRESENCES, Health, Presence, PresenceEvent, moved
 from messagestore.writer.statistics import Statistics
@@ -170,14 +171,13 @@ class AttachedStore:
         self._sessions: tuple[weakref.ref[Session], ...] = ()
         """The sessions, of which some may be gone. It is replaced and never changed."""
         self._last_used_s = 0.0
-        self._watcher: threading.Thread | None = None
-        self._awake = held_lock()
+        self._watcher = Watcher(self._look)
 
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
         self._turn_of = _BETWEEN_TURNS
-        self._awake = held_lock()
+        self._watcher.forget_threads()
         self.statistics.forget_threads()
         if self.services is not None:
             self.services.forget_threads()
@@ -427,7 +427,9 @@ class AttachedStore:
 
             assert self.writer is not None
             self.writer.check_usable()
-            self._keep_broker_name()
+            if self.config.broker_name:
+                via = self.paths.temporary("broker.json")
+                keep_broker_name(self.disk, self.paths.broker_name, self.config.broker_name, via=via)
         except BaseException as error:
             refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             if refused and not isinstance(error, StorePermissionError):  # that error says what to do
@@ -450,6 +452,7 @@ class AttachedStore:
         try:
             settle_progress(self.writer)
         except (StoreLockedError, ConfigError, CorruptionError, OSError) as error:
+            pass_on(error)
             _log.warning("%s: the progress of consumer groups could not be written: %s", self.paths.root, error)
 
     def _hold_root(self) -> bool:
@@ -482,31 +485,6 @@ class AttachedStore:
                 holder="a process that moves the store's folder",
             )
 
-    def _keep_broker_name(self) -> None:
-        """Write the broker's name into the store if the configuration gives one and the store has another one.
-
-        Of several writers, the last one that gives a name counts. A damaged file is replaced.
-        """
-        path, name = self.paths.broker_name, self.config.broker_name
-        if not name:
-            return
-
-        old_name = ""
-        with contextlib.suppress(CorruptionError):
-            old_name = read_broker_name(self.disk, path)
-        if old_name == name:
-            return
-
-        write_broker_name(self.disk, path, name, via=self.paths.temporary("broker.json"))
-        if old_name:
-            _log.warning(
-                "%s: the name of the store's broker was %r and is %r now. Give all writers of a store the same "
-                "brokerName",
-                self.paths.root,
-                old_name,
-                name,
-            )
-
     def _recover(self, *, accept_loss: bool = False) -> None:
         self._let_go(self._closed)
 
@@ -521,7 +499,7 @@ class AttachedStore:
         self.report.notes += [files.other_levels] if files.other_levels else []
 
         with writer.mutex:
-            writer.load_put_times()
+            writer.clock.load()
         writer.topics_put = self.statistics.topics_of_writer()
         writer.locks_intact = self._locks_intact
         writer.broker_waits = self._broker_waits
@@ -553,6 +531,7 @@ class AttachedStore:
         try:
             delivery.follow()
         except (CorruptionError, StoreFullError, OSError) as error:
+            pass_on(error)
             _log.warning(
                 "%s: config/delayOffset.json could not be brought up to date, so that a broker would deliver messages "
                 "again, or skip some: %s",
@@ -614,54 +593,40 @@ class AttachedStore:
     # ---- detaching
 
     def _watch(self) -> None:
-        """Start a thread that looks for waiting brokers, and detaches `attachTimeout` after the last append.
+        """Have a thread look for waiting brokers, and detach `attachTimeout` after the last append.
 
         Spark kills an idle worker soon after that.
         """
-        if self._watcher is not None and self._watcher.is_alive():
-            return
         attachment = self._attachment
         if attachment is None or (self._in_session and not attachment.leased):
             return  # without a lease, no broker waits, and an open session ends by itself
-        self._watcher = threading.Thread(target=self._watch_attached, name="messagestore-detach", daemon=True)
+        self._watcher.start()
+
+    def _look(self) -> float | None:
+        """Leave the store if it is time, and say when the watcher looks next."""
+        self.statistics.sample()
+        attachment = self._attachment
+        if attachment is not None and not self._is_due(attachment):
+            return self._pause_s(attachment)
+        if not self.mutex.acquire(timeout=_LOOK_S):
+            _ending.end_if_late()
+            return 0  # an append is running; meanwhile this checks how long a broker has waited
         try:
-            self._watcher.start()
-        except RuntimeError:  # the interpreter ends, and closes the store
-            self._watcher = None
-
-    def _watch_attached(self) -> None:
-        while self._watcher is threading.current_thread():
-            self.statistics.sample()
-            attachment = self._attachment
-            if attachment is not None and not self._is_due(attachment):
-                self._awake.acquire(timeout=self._pause_s(attachment))
-                continue
-            if not self.mutex.acquire(timeout=_LOOK_S):
-                _ending.end_if_late()
-                continue  # an append is running; meanwhile this checks how long a broker has waited
-            try:
-                if self._attachment is None or self._watcher is not threading.current_thread():
-                    return
-                with contextlib.suppress(StoreError, OSError):  # no caller sees the error; the next writer recovers
-                    if self._attachment.broker_waits():
-                        self._make_way()
-                    elif self._is_due(self._attachment):
-                        self.detach()
-            finally:
-                self.mutex.release()
-                _ending.end_if_detached()
-
-    def _end_watch(self) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None and watcher is not threading.current_thread():
-            self.wake_watcher()
-            if watcher.ident is not None:  # None: an interrupt came before the thread was started
-                watcher.join(_BRIEFLY_S)
+            if self._attachment is None or not self._watcher.is_mine():
+                return None
+            with contextlib.suppress(StoreError, OSError):  # no caller sees the error; the next writer recovers
+                if self._attachment.broker_waits():
+                    self._make_way()
+                elif self._is_due(self._attachment):
+                    self.detach()
+        finally:
+            self.mutex.release()
+            _ending.end_if_detached()
+        return 0
 
     def wake_watcher(self) -> None:
         """Make the thread look now; a signal handler may call this."""
-        with contextlib.suppress(RuntimeError):  # the thread is awake
-            self._awake.release()
+        self._watcher.wake()
 
     def _pause_s(self, attachment: Attachment) -> float:
         """The time until the thread has to look again."""
@@ -772,7 +737,7 @@ class AttachedStore:
         self._release_lock()
         self._lock.close()
         self._lock = WriterLock(self.paths.writer_lock)
-        self._end_watch()
+        self._watcher.end()
 
     def _closed(self) -> StoreClosedError:
         return StoreClosedError(

@@ -23,7 +23,7 @@ from pyspark_messagestore.options.table import sink_options, source_options
 from pyspark_messagestore.source.schema import COLUMNS, Projection
 from pyspark_messagestore.source.readers import BatchReader
 import pyarrow as pa
-from messagestore import Message, MessageBatch, MessageStore
+from messagestore import Consumer, Message, MessageBatch, MessageStore
 from messagestore.format.arrow_bytes import list_array
 from messagestore.inspect.verify import verify
 
@@ -50,6 +50,18 @@ with MessageStore.open(root) as store:
     check("query")
     assert store.get_message("t", 0, 0, 10).messages[0].properties == properties
     check("get")
+
+with MessageStore.open(root) as store, Consumer(root, "g", "t") as consumer:
+    (found,) = consumer.poll().values()
+    check("poll")
+    assert [found[0].tags, found[0].keys, found[0].properties] == ["A", ("k", "l"), properties]
+    check("fields")
+    results = pa.table({"body": list_array([message.body for message in found], pa.binary())})
+    store.append_batch(results, topic="results", queue_id=0, progress=consumer.positions())
+    check("pipe")
+    assert consumer.committed(("t", 0)) == 3
+    assert store.scan("results").read_all().num_rows == 3
+    check("scan")
 
 task = SimpleNamespace(partitionId=lambda: 0, getLocalProperty={"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}.get)
 sink.TaskContext.get = staticmethod(lambda: task)

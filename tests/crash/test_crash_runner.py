@@ -117,7 +117,7 @@ def test_planted_bugs_are_found(name: str) -> None:
 def searched(monkeypatch: pytest.MonkeyPatch, search: Search, planted: Planted = contextlib.nullcontext) -> str:
     """What `make crash` says of one planted bug."""
     monkeypatch.setattr(mutants, "_passed", {})
-    [failure] = mutants.together([Mutant("a bug", planted, "a search", search)], 1).failures
+    [failure] = mutants.together([Mutant("a bug", planted, "a search", search)]).failures
     return failure
 
 
@@ -187,7 +187,7 @@ def test_a_search_is_tried_once_for_all_bugs_that_it_finds(monkeypatch: pytest.M
 
     bugs = [Mutant(f"after {n}", partial(tries.planted, n), "a search", search) for n in (2, 5, 3)]
     [same] = mutants.by_search(bugs)
-    counts = mutants.together(same, 1)
+    counts = mutants.together(same)
     assert counts.ok, counts.failures
     assert counts.cases["mutants caught"] == 3
     assert tries.cases == [2, 5, 3, 5]

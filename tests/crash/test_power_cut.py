@@ -12,6 +12,7 @@ Some cuts and operations of each workload here; `make crash` tries all of them.
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from dataclasses import replace
@@ -28,7 +29,9 @@ from crash.judge import Crash, judge
 from crash.memdisk import MemRecordingDisk
 from crash.simdisk import RecordingDisk
 from crash.workloads import ASYNC, BASIC, WORKLOADS, Bases, Workload, batch, check_prefix, record, record_in_memory
-from messagestore import ASYNC_FLUSH, Message, MessageStore
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore
+from messagestore.files.disk import Disk
+from small import read_all
 
 pytestmark = no_thread_warnings
 
@@ -229,14 +232,48 @@ def fail_unless_ok(words: str, crash: Crash, root: Path) -> None:
 
 
 def test_names_that_a_killed_process_made_are_synced_by_the_next(bases: Bases) -> None:
-    """A segment is made, and its maker killed before the folder is synced; the next process writes into it."""
-    tried = 0
-    for death in list(images.kills(Story.of("a new store", bases)))[::2]:
-        crash = death.crash(bases.root)
-        if crash.left is not None:
-            tried += 1
-            fail_unless_ok(death.label, images.another_put(crash, bases.root), bases.root)
-    assert tried > 5
+    """A segment is made, and its maker killed before the folder is synced; the next process writes into it.
+
+    Its recovery may cut all that the segment holds: then only a batch of the next process reaches it again.
+    """
+    stories = {"a new store": ("put", 900, "single", 0), "roll-over": ("batch", "later", 0, 60, SYNC_FLUSH)}
+    for name, step in stories.items():
+        tried = 0
+        for death in list(images.kills(Story.of(name, bases)))[::2]:
+            crash = death.crash(bases.root)
+            if crash.left is not None:
+                tried += 1
+                fail_unless_ok(f"{name}: {death.label}", images.another_process(crash, bases.root, step), bases.root)
+        assert tried > 5
+
+
+def test_the_names_of_all_folders_above_a_store_are_synced(tmp_path: Path) -> None:
+    """A process makes some of them and is killed before it syncs their names; the next one makes the rest."""
+    disk = RecordingDisk(tmp_path)
+    disk.mkdir(tmp_path / "made")
+    root = tmp_path / "made" / "by others" / "store"
+    with MessageStore.open(root, SMALL, disk=disk) as store:
+        store.put_message(Message("t", b"acknowledged", queue_id=0))
+        left = disk.image(disk.position, "strict").build(tmp_path.parent / f"{tmp_path.name}-left")
+    with another_boot(), MessageStore.open(left / root.relative_to(tmp_path), SMALL) as store:
+        assert read_all(store) == [b"acknowledged"]
+
+
+def test_a_folder_above_that_may_not_be_read_is_synced_with_everything(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class OfAnotherUser(Disk):
+        def fsync_dir(self, path: str | Path) -> None:
+            if str(path) == str(tmp_path.parent):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            super().fsync_dir(path)
+
+        def _sync_all(self, folder: str) -> None:
+            synced.append(folder)
+            super()._sync_all(folder)
+
+    with MessageStore.open(tmp_path / "store", SMALL, disk=OfAnotherUser()):
+        assert synced == [str(tmp_path / "store")]
 
 
 def test_queues_may_outlive_a_log_that_was_never_synced(bases: Bases) -> None:

@@ -67,6 +67,7 @@ from messagestore import (
 )
 from messagestore.files.disk import Disk
 from messagestore.inspect.verify import verify
+from messagestore.read import queue_records
 from messagestore.read.view import StoreView
 from small import ClockDisk
 
@@ -130,7 +131,7 @@ class Watcher:
             bodies = [
                 body
                 for (topic, queue_id), end in ends.items()
-                for part in self.view.read(topic, queue_id, 0, end, ("body",))
+                for part in queue_records.read(self.view, topic, queue_id, 0, end, ("body",))
                 for body in part.column("body").to_pylist()
             ]
             versions = wholes.index(total) + 1 if total else 0

@@ -9,7 +9,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from messagestore import Message, MessageColumns, MessageStore, StoreConfig, StorePoisonedError
+from crash.interrupts import Interrupter, cases
+from messagestore import (
+    BatchRequest,
+    HalfMessage,
+    LocalTransactionState,
+    Message,
+    MessageColumns,
+    MessageStore,
+    StoreConfig,
+    StorePoisonedError,
+)
 
 PROGRAM = """
 import builtins, errno, json, random, signal, sys, time
@@ -73,6 +83,56 @@ def test_a_store_is_opened_again_after_each_interrupt(root: Path, kind: str) -> 
     assert process.returncode == 0
     assert numbers == sorted(set(numbers))
     assert set(acknowledged) <= set(numbers) <= {*range(1, last + 1)}
+
+
+@pytest.mark.parametrize("kind", [KeyError, ValueError, AttributeError, FileNotFoundError])
+def test_a_batch_that_the_store_holds_is_known_whatever_a_handler_raises(root: Path, kind: type[Exception]) -> None:
+    """What a handler raises while the record of the batch is read says nothing about that record."""
+    request = BatchRequest(app_id="gates", version=0)
+    rows = MessageColumns.from_arrow(pa.table({"body": [b"B12", b"C3"]}), topic="gates", queue_id=0)
+
+    def append() -> str:
+        with MessageStore.open(root) as store, interrupter.armed():
+            return store.append_batch([rows], request).status
+
+    interrupter = Interrupter()
+    assert append() == "appended"
+    lines = interrupter = Interrupter()
+    assert append() == "known"
+
+    for line in sorted(lines.hits):
+        interrupter = Interrupter(line, 1, kind)
+        with contextlib.suppress(kind, StorePoisonedError):
+            assert append() == "known"
+        assert interrupter.raised
+    with MessageStore.open_read_only(root) as store:
+        assert store.max_offset("gates", 0) == 2
+
+
+def test_what_a_handler_raises_leaves_no_list_of_half_messages_in_parts(root: Path) -> None:
+    """The session goes on: each half message that was not committed is open, and no other one."""
+    lines = Interrupter()
+    with MessageStore.open(root, StoreConfig(transaction_time_out=0, transaction_check_max=10_000)) as store:
+
+        def put() -> HalfMessage:
+            return store.half_message(Message("t", b"1", queue_id=0), "producers")
+
+        halves = [put(), put()]
+        with lines.armed():
+            halves[0].commit()
+            store.check_halves(lambda _: LocalTransactionState.UNKNOW)
+
+        for line, hit in ((line, hit) for line, hit, _ in cases(lines.hits) if line[0] == "open_halves"):
+            half, left = put(), put()
+            interrupter = Interrupter(line, hit, KeyError)
+            with contextlib.suppress(KeyError), interrupter.armed():
+                half.commit()
+                store.check_halves(lambda _: LocalTransactionState.UNKNOW)
+            half.commit()
+            left.rollback()
+            assert len(store.open_halves()) == 1
+        halves[1].commit()
+        assert store.open_halves() == []
 
 
 def test_an_error_that_the_caller_handles_is_not_taken_for_the_cause(root: Path) -> None:

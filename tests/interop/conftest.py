@@ -20,6 +20,7 @@ TOGETHER = {
     "test_kafka_bridges.py": "one run of a Kafka broker",
     "test_kafka_drop_in.py": "one run of Kafka's jobs beside ours",
     "test_kafka_jobs.py": "one run of a job with every step",
+    "test_live_forms.py": "brokers of all forms",
     "test_live_spark.py": "a Spark",
     "test_names.py": "the names of each version",
     "test_sent_back.py": "one run of a broker",

@@ -1,6 +1,7 @@
-"""Kills between Spark and brokers that run: of the driver, of a task, of a broker, and of connections.
+"""Kills between Spark, or a copy, and brokers that run: of the driver, of a task, of a broker, and of connections.
 
     python -m interop.kills --faults 500 --seed 1       # `make live-deep`; `--case 17` is one case alone
+    python -m interop.kills --forms rocksdb dledger     # the brokers' forms; with `batch`, the queues of both are batch queues
 
 Two brokers run, and before each stands a proxy that counts the bytes that pass. In each case a query reads topic `in`
 from both brokers and writes topic `out` to both, with the connector's own source and sink, which are called as Spark
@@ -13,8 +14,12 @@ byte that is drawn:
     task killed         SIGKILL to the process that runs the tasks; the task is tried again in another one
     driver killed       SIGKILL to the driver and its tasks; a new driver goes on from the checkpoint
 
+Each fourth case copies `in` into an archive by `messagestore copy` instead, whose process is killed:
+
+    copy killed         SIGKILL to the command; it is run again
+
 No query may fail. In the end, the tasks have read each row of `in` once, whole and in order, and `out` has each row
-once. docs/guides/rocketmq-live.md says when a row may be there twice. One of its reasons can occur here: a broker that
+once. So has the archive. docs/guides/rocketmq-live.md says when a row may be there twice. One of its reasons can occur here: a broker that
 was stopped did not show for a second what it had stored. Such doubles are counted on their own; any other fails.
 """
 
@@ -28,6 +33,7 @@ import pickle
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -45,8 +51,9 @@ from crash.counts import Counts
 from crash.judge import Verdict
 from crash.proxy import DOWN, UP, Fault, Proxy
 from interop.java_build import NEWEST
-from interop.live import await_route, broker, create_topic, put, soon
+from interop.live import BATCH_QUEUES, ROCKSDB, await_route, broker, create_topic, dledger, put, put_batches, soon
 from interop.real_broker import NameServer
+from messagestore import MessageStore
 from messagestore.remoting import Call, Client
 from messagestore.spi import STORES, Location, Range
 from processes import CONTEXT
@@ -74,18 +81,39 @@ _STOPS_S = (0.3, 1.5, 3.5, 6.0)
 _SHOWN_MS = 1000
 """Who looks for a row that may be stored waits for so long (`sends.SETTLE_S`)."""
 _ENDS_S = 240.0
+_BATCH_SIZE = 8
+"""The messages of a batch in batch queues. Steps end within batches."""
+FORMS = ("plain", "rocksdb", "dledger", "batch")
 _WORKERS = 4
-QUERIES, DOUBLES = "queries", "rows twice as the guide says"
-_DRIVERS, _TASKS = "driver killed", "task killed"
+QUERIES, ARCHIVES, DOUBLES = "queries", "archives", "rows twice as the guide says"
+_DRIVERS, _TASKS, _COPIES = "driver killed", "task killed", "copy killed"
 _KILLED, _STOPPED = "broker killed", "broker stopped"
 _WEIGHTS = {**dict.fromkeys(proxy.KINDS, 4), _DRIVERS: 8, _TASKS: 8, _KILLED: 3, _STOPPED: 3}
 """The faults, by how often they are drawn."""
+_COPY_WEIGHTS = {**dict.fromkeys(proxy.KINDS, 4), _COPIES: 12, _KILLED: 3, _STOPPED: 3}
+_COPY_EACH = 4
+_COPY = f"""
+import sys
+from messagestore.remoting import Call, Client
+from pyspark_messagestore.cli import copying
+from pyspark_messagestore.cli.main import app
+Call.answer.__defaults__ = ({ANSWER_TIMEOUT_S},)
+Client.request.__kwdefaults__["timeout_s"] = {ANSWER_TIMEOUT_S}
+copying.BATCH_SIZE = 16_000
+app(sys.argv[1:])
+"""
+"""The command in small batches, with this module's patience."""
 
 
 def body(name: str, queue_id: int, number: int) -> bytes:
     """A row of `in`; what fills it is different in each."""
     text = f"{name[-1]}{queue_id}/{number}/".encode()
     return text + random.Random(text).randbytes((BODY_SIZE - len(text)) // 2).hex().encode()
+
+
+def form(name: str, kind: str) -> str:
+    """The lines that give a broker its form."""
+    return {"rocksdb": lambda: ROCKSDB, "dledger": lambda: dledger(name)}.get(kind, str)()
 
 
 EXPECTED = {
@@ -99,14 +127,18 @@ EXPECTED = {
 class Cluster:
     """A name server, two brokers with a proxy before each, and the topics `in` and `out`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forms: tuple[str, ...] = ("plain", "plain")) -> None:
         self.folder = folder
         self.names = NameServer(NEWEST, folder / "names")
-        self.brokers = {name: broker(NEWEST, folder, self.names, name, more=_BIND) for name in BROKERS}
+        self._attributes = BATCH_QUEUES if "batch" in forms else ""
+        self.brokers = {
+            name: broker(NEWEST, folder, self.names, name, more=_BIND + form(name, kind))
+            for name, kind in zip(BROKERS, forms, strict=True)
+        }
         self.proxies: dict[str, Proxy] = {}
-        self.query: Query | None = None
-        self.passed: dict[str, dict[str, list[int]]] = {}
-        """What passed each proxy in a case without a fault."""
+        self.query: Query | Copy | None = None
+        self.passed: dict[type, dict[str, dict[str, list[int]]]] = {}
+        """What passed each proxy in a case of each kind without a fault."""
         self.rng = random.Random(0)
         self._timers: list[threading.Timer] = []
 
@@ -124,8 +156,12 @@ class Cluster:
                 made = Proxy(target, lambda kind, name=name: self._act(name, kind), listens_on)
                 self.proxies[name] = stack.enter_context(made)
             for topic in ("in", "out"):
-                create_topic(self.names, [*self.brokers.values()], topic, QUEUES)
+                create_topic(self.names, [*self.brokers.values()], topic, QUEUES, attributes=self._attributes)
             for name in BROKERS:
+                if self._attributes:
+                    rows = {queue_id: EXPECTED[f"{name[-1]}{queue_id}"] for queue_id in range(QUEUES)}
+                    put_batches(self.names, "in", rows, name, _BATCH_SIZE)
+                    continue
                 turns = [body(name, queue_id, number) for number in range(ROWS) for queue_id in range(QUEUES)]
                 put(self.names, "in", turns, name, queues=QUEUES)
             yield
@@ -241,6 +277,53 @@ class Query:
         """What each task that ended well has read, in the order of their ends."""
         path = self.folder / "read"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Copy:
+    """The copy of a case: one process after the other, until one has copied everything."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.folder = cluster.folder / f"case-{number}"
+        self.folder.mkdir()
+        self.archive = self.folder / "archive"
+        self.drivers = 0
+        given = ("copy", f"rocketmq://{cluster.names}", "in", self.archive, "--retry-timeout", RETRY_TIMEOUT)
+        self._command = [sys.executable, "-c", _COPY, *map(str, given)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def act(self, _kind: str) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+
+    def run(self) -> str:
+        """Run until everything is copied; return what made it fail, if it did."""
+        while True:
+            self.drivers += 1
+            with subprocess.Popen(
+                self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            ) as process:
+                self._process = process
+                try:
+                    said = process.communicate(timeout=_ENDS_S)[1]
+                finally:
+                    process.kill()
+            if process.returncode != -signal.SIGKILL:
+                return f"exit code {process.returncode}: {said[-500:]}" if process.returncode else ""
+
+    def judge(self, verdict: Verdict) -> None:
+        """Compare the archive with `in`."""
+        found: dict[str, list[bytes]] = defaultdict(list)
+        with MessageStore.open_read_only(self.archive) as store:
+            for queue_id in range(QUEUES):
+                offset, end = 0, store.max_offset("in", queue_id)
+                while offset < end:
+                    for one in store.get_message("in", queue_id, offset, 32).messages:
+                        found[f"{one.properties['originBroker'][-1]}{one.properties['originQueueId']}"].append(one.body)
+                        offset += 1
+        for queue, expected in EXPECTED.items():
+            judge_queue("copy", queue, expected, found.pop(queue, []), verdict)
+        verdict.misread += [f"copy: queue {queue} is not in the topic" for queue in found]
 
 
 class LiveDriver(Driver):
@@ -366,14 +449,18 @@ def judge_source(tasks: list[dict[str, Any]], label: str, verdict: Verdict) -> N
     for row in found:
         by_queue[row.split(b"/")[0].decode()].append(row)
     for queue, expected in EXPECTED.items():
-        rows = by_queue.pop(queue, [])
-        counts = Counter(rows)
-        verdict.lost += [f"source: {row[:30]!r}" for row in expected if not counts[row]]
-        verdict.duplicated += [f"source: {row[:30]!r}" for row, count in counts.items() if count > 1]
-        verdict.misread += [f"source: nobody wrote {row[:60]!r}" for row in counts if row not in expected]
-        if set(rows) == set(expected) and len(rows) == len(expected) and rows != expected:
-            verdict.misread.append(f"source: queue {queue} is out of order")
+        judge_queue("source", queue, expected, by_queue.pop(queue, []), verdict)
     verdict.misread += [f"source: queue {queue} is not in the topic" for queue in by_queue]
+
+
+def judge_queue(who: str, queue: str, expected: list[bytes], rows: list[bytes], verdict: Verdict) -> None:
+    """Compare the rows of one queue of `in`: each once, and in order."""
+    counts = Counter(rows)
+    verdict.lost += [f"{who}: {row[:30]!r}" for row in expected if not counts[row]]
+    verdict.duplicated += [f"{who}: {row[:30]!r}" for row, count in counts.items() if count > 1]
+    verdict.misread += [f"{who}: nobody wrote {row[:60]!r}" for row in counts if row not in expected]
+    if set(rows) == set(expected) and len(rows) == len(expected) and rows != expected:
+        verdict.misread.append(f"{who}: queue {queue} is out of order")
 
 
 def judge_sink(
@@ -412,19 +499,21 @@ def judge_sink(
 # ---- the cases
 
 
-def chosen(passed: dict[str, list[int]], rng: random.Random) -> Fault:
+def chosen(passed: dict[str, list[int]], rng: random.Random, weights: dict[str, int]) -> Fault:
     """A fault before, inside or at the end of a message of a run without one."""
     direction = rng.choice((UP, DOWN))
     ends = [0, *passed[direction]]
     piece = rng.randrange(1, len(ends))
     at = rng.choice((ends[piece - 1], (ends[piece - 1] + ends[piece]) // 2, ends[piece] - 1))
-    return Fault(rng.choices(tuple(_WEIGHTS), tuple(_WEIGHTS.values()))[0], direction, at)
+    return Fault(rng.choices(tuple(weights), tuple(weights.values()))[0], direction, at)
 
 
-def run_case(cluster: Cluster, number: int, faults: dict[str, Fault], counts: Counts, seed: int) -> None:
-    """Run a query to its end, and count what happened and what is wrong."""
+def run_case(
+    cluster: Cluster, number: int, faults: dict[str, Fault], counts: Counts, seed: int, kind: type[Query | Copy]
+) -> None:
+    """Run a query or a copy to its end, and count what happened and what is wrong."""
     since, began_s = cluster.ends(), time.monotonic()
-    query, verdict = Query(cluster, number), Verdict()
+    query, verdict = kind(cluster, number), Verdict()
     for name, one in cluster.proxies.items():
         one.plan(faults.get(name))
     cluster.query = query
@@ -436,26 +525,32 @@ def run_case(cluster: Cluster, number: int, faults: dict[str, Fault], counts: Co
         one.plan(None)
     cluster.settle()
     if not faults:
-        cluster.passed = passed
+        cluster.passed[kind] = passed
     if said:
-        verdict.misread.append(f"the query failed: {said}")
-    judge_source(query.read(), query.label, verdict)
-    # A broker that has just started may still fill its queues.
-    rows = soon(lambda: cluster.written(since, query.label.encode()), lambda _: True)
-    stopped = {name for name, fault in happened.items() if fault.kind == _STOPPED}
-    named = judge_sink(rows, query.label, stopped, verdict)
+        verdict.misread.append(f"it failed: {said}")
+
+    named: list[str] = []
+    if isinstance(query, Copy):
+        query.judge(verdict)
+    else:
+        judge_source(query.read(), query.label, verdict)
+        # A broker that has just started may still fill its queues.
+        label = query.label.encode()
+        rows = soon(lambda: cluster.written(since, label), lambda _: True)
+        stopped = {name for name, fault in happened.items() if fault.kind == _STOPPED}
+        named = judge_sink(rows, query.label, stopped, verdict)
     counts.cases[DOUBLES] += len(named)
     counts.cases.update(fault.kind for fault in happened.values())
-    counts.cases[QUERIES] += 1
+    counts.cases[ARCHIVES if kind is Copy else QUERIES] += 1
     if not verdict.ok:
         counts.fail(
-            f"case {number}, {happened}, {query.drivers} drivers: {verdict}",
+            f"case {number}, {kind.__name__}, {happened}, {query.drivers} drivers: {verdict}",
             f"python -m interop.kills --seed {seed} --case {number}",
             verdict,
         )
     shutil.rmtree(query.folder)
     print(
-        f"{number}: {'; '.join(f'{name} {fault}' for name, fault in happened.items()) or 'no fault'}: "
+        f"{number} {kind.__name__}: {'; '.join(f'{name} {fault}' for name, fault in happened.items()) or 'no fault'}: "
         f"{time.monotonic() - began_s:.1f} s{f' doubles that the guide names: {named}' if named else ''}{'' if verdict.ok else f' WRONG {verdict}'}",
         file=sys.stderr,
         flush=True,
@@ -464,22 +559,26 @@ def run_case(cluster: Cluster, number: int, faults: dict[str, Fault], counts: Co
 
 def count_faults(counts: Counts) -> int:
     """How many faults happened."""
-    return sum(count for kind, count in counts.cases.items() if kind not in (QUERIES, DOUBLES))
+    return sum(count for kind, count in counts.cases.items() if kind not in (QUERIES, ARCHIVES, DOUBLES))
 
 
-def run(folder: Path, faults: int, seed: int, case: int | None = None) -> Counts:
+def run(
+    folder: Path, faults: int, seed: int, case: int | None = None, forms: tuple[str, ...] = ("plain", "plain")
+) -> Counts:
     """Run cases until so many faults have happened, or one case alone."""
     CONTEXT.set_forkserver_preload(["interop.live", "pyspark_messagestore.datasource", "spark_faults.fake_spark"])
-    counts, cluster = Counts(), Cluster(folder)
+    counts, cluster = Counts(), Cluster(folder, forms)
     with pytest.MonkeyPatch.context() as patch, cluster.running():
         hurry(patch)
-        run_case(cluster, 0, {}, counts, seed)
+        for place, kind in enumerate((Query, Copy)):
+            run_case(cluster, -place, {}, counts, seed, kind)
         number = 0
         while (case is None and count_faults(counts) < faults) or (case is not None and number < 1):
             number += 1
             rng = cluster.rng = random.Random(f"{seed} {case or number}")
-            planned = {name: chosen(cluster.passed[name], rng) for name in BROKERS}
-            run_case(cluster, case or number, planned, counts, seed)
+            kind, weights = (Query, _WEIGHTS) if (case or number) % _COPY_EACH else (Copy, _COPY_WEIGHTS)
+            planned = {name: chosen(cluster.passed[kind][name], rng, weights) for name in BROKERS}
+            run_case(cluster, case or number, planned, counts, seed, kind)
     return counts
 
 
@@ -489,10 +588,11 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=500, help="go on until so many have happened")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", type=int, help="one case alone")
+    parser.add_argument("--forms", nargs=2, choices=FORMS, default=("plain", "plain"), help="of the two brokers")
     given = parser.parse_args()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="messagestore-kills-", dir=memory) as folder:
-        counts = run(Path(folder), given.faults, given.seed, given.case)
+        counts = run(Path(folder), given.faults, given.seed, given.case, tuple(given.forms))
     for failure in counts.failures:
         print(failure)
     print(

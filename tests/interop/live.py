@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+from benchmarks.peers import ports
 
 from interop.real_broker import NameServer, RealBroker
 from messagestore.remoting import Client, RemotingSettings, codes
@@ -19,7 +23,23 @@ brokerRole={role}
 autoCreateTopicEnable=false
 mappedFileSizeConsumeQueue=600000
 """
+ROCKSDB = "storeType=defaultRocksDB\n"
+"""A broker whose queues are in RocksDB."""
+_DLEDGER = """\
+enableDLegerCommitLog=true
+dLegerGroup={name}
+dLegerPeers=n0-127.0.0.1:{port}
+dLegerSelfId=n0
+"""
+BATCH_QUEUES = "+queue.type=BatchCQ"
+"""The attribute of a topic in which a producer's batch is one record."""
+_ELEMENT = struct.Struct(">iiiii")
 _Value = TypeVar("_Value")
+
+
+def dledger(name: str) -> str:
+    """The lines of a broker that is a DLedger group of its own."""
+    return _DLEDGER.format(name=name, port=ports.reserve())
 
 
 def soon(ask: Callable[[], _Value], is_good: Callable[[_Value], object], wait_s: float = WAIT_S) -> _Value:
@@ -56,6 +76,7 @@ def create_topic(
     queues: int = 2,
     *,
     credentials: Path | str = "",
+    attributes: str = "",
 ) -> None:
     """A topic on some brokers, which their name server knows when this returns.
 
@@ -70,6 +91,7 @@ def create_topic(
         "topicFilterType": "SINGLE_TAG",
         "topicSysFlag": 0,
         "order": False,
+        "attributes": attributes or None,
     }
     with contextlib.closing(Client(str(names), RemotingSettings(credentials_file=str(credentials)))) as client:
         for one in brokers:
@@ -119,3 +141,20 @@ def put(
             texts = [f"{key}\x01{value}\x02" for key, value in (properties or tagged).items()]
             fields |= {"i": "".join(texts), "j": 0, "k": False, "m": False}
             client.request(address, codes.SEND_MESSAGE_V2, fields, body, broker=name)
+
+
+def put_batches(names: NameServer, topic: str, queues: Mapping[int, Sequence[bytes]], name: str, size: int) -> None:
+    """Send the messages of each queue of one broker as batches, as RocketMQ's producer does."""
+    with contextlib.closing(Client(str(names))) as client:
+        address = client.route(topic).brokers[name].master
+        assert address is not None
+        for queue_id, bodies in queues.items():
+            for first in range(0, len(bodies), size):
+                elements = [
+                    _ELEMENT.pack(_ELEMENT.size + len(body) + 2, 0, 0, 0, len(body)) + body + bytes(2)
+                    for body in bodies[first : first + size]
+                ]
+                fields = {"a": "tests", "b": topic, "c": "TBW102", "d": 4, "e": queue_id, "f": 0, "h": 0, "j": 0}
+                fields |= {"g": time.time_ns() // 1_000_000, "k": False, "m": True}
+                fields["i"] = f"UNIQ_KEY\x01{uuid.uuid4().hex.upper()}\x02"
+                client.request(address, codes.SEND_BATCH_MESSAGE, fields, b"".join(elements), broker=name)

@@ -120,7 +120,11 @@ class Server:
             self.process.wait()
 
     def __enter__(self) -> Self:
-        return self.begin().wait()
+        try:
+            return self.begin().wait()
+        except BaseException:  # nobody else would end it
+            self.kill()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -137,12 +141,13 @@ class NameServer(Server):
     WORDS = "The Name Server boot success"
     is_killed = True
 
-    def __init__(self, version: str, folder: Path) -> None:
+    def __init__(self, version: str, folder: Path, *, more: str = "") -> None:
+        """`more` has further lines for its configuration."""
         self._address = f"127.0.0.1:{ports.reserve()}"
         self._jars = java_build.tools_classpath(version)
         folder.mkdir(parents=True, exist_ok=True)
         conf = folder / "namesrv.conf"
-        conf.write_text(f"listenPort={self._address.rpartition(':')[2]}\n")
+        conf.write_text(f"listenPort={self._address.rpartition(':')[2]}\n{more}")
         self._flags = flags_of(version)
         start = "org.apache.rocketmq.namesrv.NamesrvStartup"
         super().__init__(folder, "namesrv", "-cp", self._jars, start, "-c", str(conf), flags=self._flags)

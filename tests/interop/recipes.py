@@ -22,7 +22,7 @@ from interop.java_store import JavaStore
 from messagestore import Message, MessageBatch, MessageColumns, MessageStore, StoreConfig
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.properties import RESERVED_PROPERTIES
-from messagestore.writer.log_writer import LogWriter
+from messagestore.writer.store_clock import StoreClock
 
 T0_MS = 1_700_000_000_000
 QUEUES = 3
@@ -219,7 +219,7 @@ def our_clock() -> Iterator[list[int]]:
     """The store time of what we append: the number in the list, but never below the last one."""
     now = [T0_MS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LogWriter, "now_ms", lambda writer: max(writer.end.last_store_timestamp_ms, now[0]))
+        patch.setattr(StoreClock, "put_ms", lambda clock: max(clock._writer.end.last_store_timestamp_ms, now[0]))
         yield now
 
 

@@ -20,6 +20,8 @@ def test_no_row_is_lost_or_doubled_whatever_is_killed(memory: Path) -> None:
     need(NEWEST, java_build.tools_classpath)
     counts = kills.run(memory, FAULTS, SEED)
     COUNTS.stores += len(kills.BROKERS)
-    COUNTS.messages += counts.cases[kills.QUERIES] * sum(map(len, kills.EXPECTED.values()))
+    COUNTS.messages += (counts.cases[kills.QUERIES] + counts.cases[kills.ARCHIVES]) * sum(
+        map(len, kills.EXPECTED.values())
+    )
     assert counts.ok, "\n".join(counts.failures)
     assert kills.count_faults(counts) >= FAULTS

@@ -14,6 +14,7 @@ import pytest
 
 from interop.java_store import COUNTS, Driver, JavaStore
 from messagestore import MessageStore, StoreConfig
+from messagestore.read import queue_records
 from messagestore.read.view import StoreView
 
 QUEUES = 4
@@ -80,7 +81,7 @@ def follow(theirs: JavaStore, count: int, timeout_s: float = 150) -> int:
             end = ends[("live", queue_id)]
             assert end >= seen[queue_id], "the queue has become shorter"
             columns = ("queue_offset", "body", "tags", "store_timestamp_ms")
-            for batch in view.read("live", queue_id, seen[queue_id], end, columns):
+            for batch in queue_records.read(view, "live", queue_id, seen[queue_id], end, columns):
                 check_block(batch, seen[queue_id])
                 seen[queue_id] += batch.num_rows
                 came += batch.num_rows
@@ -176,7 +177,7 @@ def test_many_readers_of_a_live_store(java: Driver, root: Path) -> None:
                 end = view.max_offset("live", queue_id)
                 assert end >= known[queue_id]
                 first = max(0, known[queue_id] - 100)
-                for batch in view.read("live", queue_id, first, end, ("queue_offset", "body", "tags")):
+                for batch in queue_records.read(view, "live", queue_id, first, end, ("queue_offset", "body", "tags")):
                     check_block(batch, first)
                     first += batch.num_rows
                 assert first == end

@@ -11,12 +11,15 @@ import pytest
 
 from messagestore import (
     BatchRequest,
+    ConfigError,
+    Consumer,
     Message,
     MessageBatch,
     MessageColumns,
     MessageStore,
     OffsetOutOfRangeError,
     StoreError,
+    reset_offsets,
 )
 from small import SMALL
 
@@ -173,6 +176,27 @@ def test_a_wrong_argument_of_a_write_is_named_and_changes_nothing(
     assert files(tmp_path / "store") == before
     store.create_topic("later", 2)
     assert store.put_message(Message("t", b"3", queue_id=0)).queue_offset == 3
+
+
+URLS = ["http://localhost:8443", "https://store.example:8443", "rocketmq://ns1:9876", "s3://bucket/x", "file:///tmp/x"]
+
+
+@pytest.mark.parametrize("root", URLS)
+def test_a_url_makes_no_store_in_a_folder_of_that_name(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a relative path it would be one, and messages for a store on another host would go there."""
+    monkeypatch.chdir(tmp_path)
+    opens: list[Callable[[], Any]] = [
+        lambda: MessageStore.open(root),
+        lambda: MessageStore.open_read_only(root),
+        lambda: Consumer(root, "g", "t"),
+        lambda: reset_offsets(root, "g", "latest", ["t"]),
+    ]
+    for opened in opens:
+        with pytest.raises(ConfigError, match=r"root: found '.*://.*'; allowed is .* run it on the host of the store"):
+            opened()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("root", [None, 5, "", b"x", "\0", os.fsencode("/tmp/x")])

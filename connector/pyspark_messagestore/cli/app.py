@@ -175,7 +175,7 @@ def path_of(root: str) -> str:
     """
     if root.startswith("file:"):
         return _below_folders(urllib.parse.unquote(urllib.parse.urlparse(root).path))
-    if root.startswith("rocketmq:"):
+    if re.match(r"rocketmq(\+\w+)?:", root):
         raise ConfigError(
             f"{root}: found the address of RocketMQ's brokers; allowed is the path of a folder on this machine, "
             f"because this command needs the store's files. Brokers that run can be asked by copy, get, tail, find, "
@@ -201,7 +201,9 @@ def location_of(root: str) -> Location:
     ConfigError
         As for `path_of`.
     """
-    return Location.of(root) if root.split(":", maxsplit=1)[0].lower() in OPENERS else Location(path_of(root))
+    scheme = root.split(":", maxsplit=1)[0].lower()
+    kind = scheme.partition("+")[0]  # rocketmq+http is RocketMQ's brokers, too
+    return Location.of(root) if kind in OPENERS else Location(path_of(root))
 
 
 def _reached(

@@ -3,6 +3,7 @@
     application   the addresses, and what becomes of a request
     guard         who may ask, and how much at once
     looks         what each page says, as values for JSON
+    kept          what was found, until the store changes
     curves        numbers as a picture
 
 It needs neither Spark nor Java, takes no lock and works beside a live broker. `app` makes the application, which

@@ -17,13 +17,12 @@ import importlib
 import json
 import os
 import re
-import shlex
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -32,18 +31,28 @@ from starlette.staticfiles import StaticFiles
 
 from messagestore import ConfigError, OffsetOutOfRangeError, StoreConfig, StoreError, UnknownTopicError
 from pyspark_messagestore.dashboard import looks, tail
-from pyspark_messagestore.dashboard.curves import HEIGHT, WIDTH, bars, strip
+from pyspark_messagestore.dashboard.checks import BusyError, Checks
+from pyspark_messagestore.dashboard.curves import HEIGHT, STRIP_HEIGHT, WIDTH, bars, stacked
 from pyspark_messagestore.dashboard.guard import LEAST_TOKEN_LENGTH, Guard
 from pyspark_messagestore.dashboard.looks import LOOKS
+from pyspark_messagestore.dashboard.room import OTHERS
 from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_value
 from pyspark_messagestore.dashboard.taking import FORMATS, as_file, copies
-from pyspark_messagestore.words import count_words, shown, size_words, time_words
+from pyspark_messagestore.dashboard.trends import span_words
+from pyspark_messagestore.words import command_line, count_words, quoted, shown, size_words, time_words
 
 BODY_SHOWN = 256 << 10
 """The most characters of a body on a page; the file has all of it."""
 _HEX_SHOWN, _HEX_LENGTH = 4096, 16
 _FAULT = "fault"
-_VIEWS = {"topic": "topics", "recent": "topics", "messages": "topics", "message": "topics", "group": "readers"}
+_VIEWS = {
+    "verify": "log",
+    "topic": "topics",
+    "recent": "topics",
+    "messages": "topics",
+    "message": "topics",
+    "group": "readers",
+}
 """The view to which other looks belong."""
 
 
@@ -104,22 +113,23 @@ def app(
         )
     folders = tuple(os.path.abspath(folder) for folder in checkpoints)
     stores: dict[str, Stored] = {}
+    checks = Checks()
     for number, root in enumerate(roots, 1):
         path = os.path.abspath(root)
         name = os.path.basename(path)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in stores:
             name = f"store-{number}"
-        stores[name] = Stored(name, path, folders, hide_bodies, frozenset(masks), decoder)
-    pages = _Pages(stores)
-    return Guard(pages.application(), token, hosts, pages.tails.end)
+        stores[name] = Stored(name, path, folders, hide_bodies, frozenset(masks), decoder, checks=checks)
+    pages = _Pages(stores, checks)
+    return Guard(pages.application(), token, hosts, pages.end)
 
 
 class _Pages:
     """Answers requests about some stores. Starlette calls the methods in threads of its own."""
 
-    def __init__(self, stores: dict[str, Stored]) -> None:
+    def __init__(self, stores: dict[str, Stored], checks: Checks) -> None:
         self._stores = stores
-        self.tails = tail.Tails()
+        self.tails, self.checks = tail.Tails(), checks
         # Every value is text, also where it was made by this package: `shown` leaves no control or format character.
         self._templates = Environment(
             loader=PackageLoader("pyspark_messagestore.dashboard"),
@@ -133,13 +143,19 @@ class _Pages:
             "size": lambda value: "-" if value is None else size_words(value),
             "time": lambda value: "-" if value is None else time_words(value),
             "when": _when,
+            "iso": lambda value: time_words(value).replace(" ", "T"),
             "n": lambda value: "-" if value is None else f"{value:,}",
             "count": count_words,
-            "quoted": shlex.quote,
+            "span": lambda value: "-" if value is None else span_words(value),
+            "quoted": quoted,
+            "typed": escape,  # as it is: what a form sends again
         }
         self._templates.globals |= {
             "width": WIDTH,
             "height": HEIGHT,
+            "strip_height": STRIP_HEIGHT,
+            "others": OTHERS,
+            "command": command_line,
             "body_lines": _body_lines,
             "json_lines": _json_lines,
             "value_lines": _value_lines,
@@ -147,8 +163,13 @@ class _Pages:
             "lines": _lines,
             "rate_bars": _rate_bars,
             "lag_bars": _lag_bars,
-            "segment_bars": _segment_bars,
+            "part_bars": _part_bars,
         }
+
+    def end(self) -> None:
+        """End what goes on without a request."""
+        self.tails.end()
+        self.checks.end()
 
     def application(self) -> Starlette:
         """The routes."""
@@ -156,6 +177,7 @@ class _Pages:
         return Starlette(
             routes=[
                 Route("/", self.overview),
+                Route("/favicon.ico", self.icon),
                 Route("/login", self.login),
                 Route("/healthz", self.health),
                 Route("/metrics", self.metrics),
@@ -163,6 +185,7 @@ class _Pages:
                 Route("/s/{store}/body", self.body),
                 Route("/s/{store}/download", self.download),
                 Route("/s/{store}/events", self.events),
+                Route("/s/{store}/verify/{action}", self.check, methods=["POST"]),
                 Route("/s/{store}/{look}", self.page),
                 Route("/api/v1/stores", self.api_stores),
                 Route("/api/v1/s/{store}/{look}", self.api),
@@ -183,6 +206,7 @@ class _Pages:
             if stored is None or look not in LOOKS:
                 raise _NoPageError("There is no such page.")
             asked = dict(request.query_params)
+            stored.kept.ask()
             found = LOOKS[look](stored, asked)
         except (StoreError, OSError, _NoPageError) as error:
             return self._error(request, stored, error)
@@ -192,6 +216,7 @@ class _Pages:
             "found": found,
             "copies": copies(stored, look, found),
             "view": _VIEWS.get(look, look),
+            "age_s": int(stored.kept.age_s),
         }
         return self._html(request, f"{look}.html", values)
 
@@ -223,6 +248,20 @@ class _Pages:
         headers = {"Content-Disposition": f'attachment; filename="messages.{form}"'}
         return Response(data, media_type=kind, headers=headers)
 
+    def check(self, request: Request) -> Response:
+        """Start or stop the check of a store, and lead back to its page."""
+        stored = self._stored(request)
+        if stored is None:
+            return self._error(request, None, _NoPageError("There is no such store."))
+        try:
+            if request.path_params["action"] == "start":
+                self.checks.start(stored.path)
+            else:
+                self.checks.stop(stored.path)
+        except BusyError as error:
+            return self._error(request, stored, error)
+        return RedirectResponse(f"{_base(request)}/s/{stored.name}/verify", 303)
+
     async def events(self, request: Request) -> Response:
         """New messages of a topic as they come, as a stream of events."""
         stored = self._stored(request)
@@ -242,6 +281,10 @@ class _Pages:
             return self._error(request, None, _NoPageError("There is no such store."))
         text = urllib.parse.urlencode({"q": request.query_params.get("q", "")})
         return RedirectResponse(f"{_base(request)}/s/{name}/search?{text}", 303)
+
+    def icon(self, request: Request) -> Response:
+        """Where the icon is, for pages that do not say it: browsers show JSON as one."""
+        return RedirectResponse(f"{_base(request)}/static/icon.svg", 308)
 
     def login(self, request: Request) -> Response:
         """The form for the token."""
@@ -305,7 +348,7 @@ class _Pages:
                     "rule": "unreadable",
                     "severity": _FAULT,
                     "sentence": _words(error),
-                    "remedy": f"run `messagestore status {shlex.quote(stored.path)}` on this host",
+                    "remedy": f"run `messagestore status {quoted(stored.path)}` on this host",
                     "since_ms": None,
                 }
                 found = {"findings": [finding], "messages": None, "topics": [], "left": None}
@@ -344,6 +387,7 @@ class _Pages:
             "asked": {},
             "copies": {},
             "view": "",
+            "age_s": 0,
         }
         text = self._templates.get_template(template).render(common | values)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
@@ -436,10 +480,20 @@ def _group_bars(history: list[dict[str, int]]) -> Any:
     return bars([point["lag"] for point in history], words)
 
 
-def _segment_bars(segments: list[dict[str, Any]]) -> Any:
-    words = [
-        f"from {segment['firstPhysicalOffset']}, "
-        + ("empty" if segment["firstStoreTimestamp"] is None else time_words(segment["firstStoreTimestamp"]))
-        for segment in segments
-    ]
-    return strip([segment["endPhysicalOffset"] - segment["firstPhysicalOffset"] for segment in segments], words)
+def _part_bars(found: dict[str, Any]) -> Any:
+    """The parts of the log, each as wide as its bytes and divided by topic; what the next `gc` takes is marked."""
+    parts, names = found["parts"]["parts"], [*(row["topic"] for row in found["parts"]["topics"]), OTHERS]
+    expired = found["expired"]
+    taken = expired["min_offset"] if expired and expired["segments"] else 0
+    columns, words, marked = [], [], []
+    for part in parts:
+        sizes = [*part["sizes"], part["others"]]
+        whole, goes = max(1, sum(sizes)), part["end"] <= taken
+        most = sorted(zip(sizes, names, strict=True), reverse=True)[:3]
+        shares = ", ".join(f"{name} {100 * size // whole} %" for size, name in most if size)
+        columns.append(sizes)
+        marked.append(goes)
+        words.append(
+            f"{part['begin']} to {part['end']}: {shares or 'no messages'}" + ("; the next gc takes it" if goes else "")
+        )
+    return stacked([part["end"] - part["begin"] for part in parts], columns, words, marked)

@@ -47,12 +47,57 @@ def bars(values: Sequence[int], words: Sequence[str]) -> list[Bar]:
     ]
 
 
-def strip(sizes: Sequence[int], words: Sequence[str]) -> list[Bar]:
-    """Bars of one height side by side, each as wide as its size."""
+@dataclass(frozen=True)
+class Part:
+    """A part of a strip that goes into several kinds.
+
+    Parameters
+    ----------
+    bars : list of (int, Bar)
+        The number of the kind, and its bar: all are as wide as the part, and as high as their share.
+    words : str
+        What the part stands for.
+    x, width : float
+    marked : bool
+        It is drawn with a line above it.
+    """
+
+    bars: list[tuple[int, Bar]]
+    words: str
+    x: float
+    width: float
+    marked: bool
+
+
+STRIP_HEIGHT, _MARK_HEIGHT = 48, 8
+
+
+def stacked(
+    sizes: Sequence[int], shares: Sequence[Sequence[int]], words: Sequence[str], marked: Sequence[bool]
+) -> list[Part]:
+    """Parts side by side, each as wide as its size, and divided by its shares.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        [n]
+    shares : sequence of sequence of int
+        [n] How much of each kind is in a part, the first kind at the bottom.
+    words : sequence of str
+        [n]
+    marked : sequence of bool
+        [n]
+    """
     total = sum(sizes) or 1
-    found, x = list[Bar](), 0.0
-    for size, text in zip(sizes, words, strict=True):
-        width = WIDTH * size / total
-        found.append(Bar(round(x, 2), 0, round(max(0.5, width - 1), 2), 24, text))
+    found, x = list[Part](), 0.0
+    for size, kinds, text, mark in zip(sizes, shares, words, marked, strict=True):
+        width, whole, y = WIDTH * size / total, sum(kinds) or 1, float(STRIP_HEIGHT)
+        inner, drawn = max(0.5, width - 1), list[tuple[int, Bar]]()
+        for kind, share in enumerate(kinds):
+            height = (STRIP_HEIGHT - _MARK_HEIGHT) * share / whole
+            y -= height
+            if height:
+                drawn.append((kind, Bar(round(x, 2), round(y, 2), round(inner, 2), round(height, 2), text)))
+        found.append(Part(drawn, text, round(x, 2), round(inner, 2), mark))
         x += width
     return found

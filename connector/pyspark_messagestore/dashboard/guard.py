@@ -26,6 +26,8 @@ MOST_AT_ONCE = 8
 """Requests that are answered at the same time; the next one is asked to come again."""
 MOST_QUERY_SIZE, MOST_LOGIN_SIZE = 8 * 1024, 4 * 1024
 _EVENTS = re.compile(r"/s/[^/]+/events")
+_CHECKS = re.compile(r"/s/[^/]+/verify/(start|stop)")
+"""The only addresses besides the form for the token that may be sent to with POST. They write nothing."""
 COOKIE = "messagestore"
 LEAST_TOKEN_LENGTH = 16
 _POLICY = (
@@ -112,7 +114,9 @@ class Guard:
             return _refused(414, f"The address has more than {MOST_QUERY_SIZE:,} bytes behind the question mark.")
         if path == "/login" and scope["method"] == "POST":
             return await self._login(scope, receive, headers)
-        if scope["method"] not in ("GET", "HEAD"):
+        if scope["method"] == "POST" and _is_foreign(headers):
+            return _refused(403, "The request comes from another page. Open the page of this server, and ask there.")
+        if scope["method"] not in ("GET", "HEAD") and not (scope["method"] == "POST" and _CHECKS.fullmatch(path)):
             return _refused(405, "This page only reads: allowed are GET and HEAD.", {"Allow": "GET, HEAD"})
         if path != "/login" and not path.startswith("/static/") and not self._may_ask(headers):
             if path.startswith(("/api/", "/metrics", "/healthz")):
@@ -150,8 +154,7 @@ class Guard:
 
     async def _login(self, scope: Scope, receive: Receive, headers: Headers) -> Response:
         """Exchange the token of a form for a cookie that ends with this process."""
-        origin = headers.get("origin")
-        if origin is not None and urllib.parse.urlsplit(origin).netloc != headers["host"]:
+        if _is_foreign(headers):
             return _refused(403, "The form belongs to another page. Open the page of this server, and log in there.")
         body = b""
         async for part in Request(scope, receive).stream():
@@ -172,6 +175,14 @@ class Guard:
             samesite="strict",
         )
         return answer
+
+
+def _is_foreign(headers: Headers) -> bool:
+    """Whether a browser sends a request for a page of another origin."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+    if origin is not None and urllib.parse.urlsplit(origin).netloc != headers["host"]:
+        return True
+    return site not in ("same-origin", "none")
 
 
 def _path(scope: Scope) -> str:

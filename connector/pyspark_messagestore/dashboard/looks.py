@@ -7,20 +7,33 @@ writes nothing. What is read per look has a limit: the place to go on from is in
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from messagestore import ConfigError, MessageExt, OffsetOutOfRangeError, StoreConfig, StoreError, UnknownTopicError
+from messagestore import (
+    ConfigError,
+    MessageExt,
+    MessageIllegalError,
+    OffsetOutOfRangeError,
+    StoreError,
+    UnknownTopicError,
+)
 from messagestore.inspect import operator
-from messagestore.spi import SYS_FLAG_COMPRESSED, Queue, Range, StoreReader
+from messagestore.spi import SYS_FLAG_COMPRESSED, Queue, Range, Report, StoreReader
+from pyspark_messagestore.checkpoint.spark_checkpoint import Progress
+from pyspark_messagestore.dashboard.asked import MOST_COUNT, Asked, given, number
 from pyspark_messagestore.dashboard.newest import Filter, cells, columns_of, newest
+from pyspark_messagestore.dashboard.room import log
 from pyspark_messagestore.dashboard.stored import Stored
-from pyspark_messagestore.monitoring.health import query_of, status_report
-from pyspark_messagestore.monitoring.history import LagPoint, lag_history, rate_of
-from pyspark_messagestore.words import count_words, time_ms, time_words
+from pyspark_messagestore.dashboard.trends import outlook
+from pyspark_messagestore.dashboard.work import spark
+from pyspark_messagestore.monitoring.health import query_of
+from pyspark_messagestore.monitoring.history import lag_history, rate_of
+from pyspark_messagestore.words import count_words, quoted, time_ms, time_words
 
-PAGE_COUNT, MOST_COUNT = 50, 500
+PAGE_COUNT = 50
 LIST_SIZE = 32 << 20
 """The most bytes of records that a list reads."""
 SEARCH_SIZE = 256 << 20
@@ -31,76 +44,25 @@ FILTER_SIZE = 64 << 20
 RELATED_SIZE = 8 << 20
 """The most bytes of the log without an index that are searched for a message's retries."""
 DAY_MS, POINTS, BATCHES = 86_400_000, 96, 100
+_LEAST_POINTS, _MOST_SEEKS = 12, 20_000
+"""A topic with very many queues has fewer points, as each is a search in each queue."""
 _PLACE = re.compile(r"(?P<topic>\S+)/(?P<queue>[0-9]{1,10}) *@ *(?P<offset>[0-9]{1,18})")
 _TIME = re.compile(r"-[0-9.]+(ms|s|m|h|d)|[0-9]{4}-[0-9]{2}-[0-9]{2}\S*|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+Z?")
 _MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
 
 _RETRY_TOPICS = {"%RETRY%": "retry", "%DLQ%": "dead letter"}
 
-Asked = Mapping[str, str]
-"""What stands behind the question mark of an address."""
-
-
 # ---- the store
 
 
 def status(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
     """As `messagestore status --json`."""
-    with stored.opened() as store:
-        return status_report(store, stored.facts(store))
+    return stored.report()
 
 
-def log(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
-    """The segments, what the next retention would take, who keeps the rest, and what recoveries did."""
-    faults = list[str]()
-    with stored.opened() as store:
-        segments, wrong = store.view("segments")
-        (report,), more = store.view("status")
-        (figures,), _ = store.view("figures")
-    faults += [*wrong, *more]
-    try:
-        expired: dict[str, Any] | None = asdict(operator.expired(stored.path, StoreConfig(message_index_enable=False)))
-    except (StoreError, OSError) as error:
-        expired = None
-        faults.append(f"what gc would delete is not known: {error}")
-    return {
-        "segments": segments,
-        "expired": expired,
-        "recoveries": report["recoveries"],
-        "commitLog": report["commitLog"],
-        "diskUsed": report["diskUsed"],
-        "diskFree": figures["diskFree"],
-        "growth": figures["growth"],
-        "fullAt": _full_at(figures),
-        "faults": list(dict.fromkeys(faults)),
-    }
-
-
-def _full_at(figures: Mapping[str, Any]) -> int | None:
-    """When the disk is full if the log goes on to grow as it did, in milliseconds; None: not within ten years."""
-    growth = figures["growth"]
-    if growth is None or not growth["bytes"] or not growth["ms"]:
-        return None
-    left_ms = int(figures["diskFree"]) * int(growth["ms"]) // int(growth["bytes"])
-    return int(figures["nowMs"]) + left_ms if left_ms < 3650 * DAY_MS else None
-
-
-def spark(stored: Stored, asked: Asked) -> dict[str, Any]:
-    """The apps and their newest batches, what was replayed or left behind, and dead letters."""
-    with stored.opened() as store:
-        apps, faults = store.view("apps")
-        batches, more = store.view("batches")
-        facts = stored.facts(store)
-    newest = sorted(batches, key=lambda row: -row["physicalOffset"])
-    return {
-        "apps": apps,
-        "batches": newest[: _number(asked, "count", BATCHES, most=MOST_COUNT)],
-        "batchCount": len(batches),
-        "counters": facts.figures["counters"],
-        "staging": facts.figures["staging"],
-        "deadLetters": facts.dead_letters,
-        "faults": list(dict.fromkeys([*faults, *more, *facts.faults])),
-    }
+def verify(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
+    """How far the check of every byte has come, or what the last one found."""
+    return stored.checks.of(stored.path)
 
 
 # ---- topics
@@ -108,9 +70,8 @@ def spark(stored: Stored, asked: Asked) -> dict[str, Any]:
 
 def topics(stored: Stored, asked: Asked) -> dict[str, Any]:
     """The topics, sorted and page by page."""
-    with stored.opened() as store:
-        rows, faults = store.view("topics")
-    sort, start = asked.get("sort", "topic"), _number(asked, "start", 0)
+    rows, faults = stored.rows("topics")
+    sort, start = asked.get("sort", "topic"), number(asked, "start", 0)
     keys: dict[str, Callable[[dict[str, Any]], Any]] = {
         "topic": lambda row: row["topic"],
         "messages": lambda row: (-row["messages"], row["topic"]),
@@ -134,32 +95,71 @@ def topics(stored: Stored, asked: Asked) -> dict[str, Any]:
 
 def topic(stored: Stored, asked: Asked) -> dict[str, Any]:
     """One topic: its queues, its settings, its groups, and its messages over the last 24 hours."""
-    name = _given(asked, "topic")
-    with stored.opened() as store:
-        rows, faults = store.offsets([name])
-        settings = next((row for row in store.view("topics")[0] if row["topic"] == name), None)
-        groups, more = store.view("groups")
-        now_ms = _now_ms(store)
-        rate = rate_of(store, name, now_ms - DAY_MS, now_ms, POINTS)
-    return {
+    name, start = given(asked, "topic"), number(asked, "start", 0)
+
+    def look() -> tuple[dict[str, Any], int]:
+        with stored.opened() as store:
+            rows, faults = store.offsets([name])
+            now_ms = time.time_ns() // 1_000_000
+            points = max(_LEAST_POINTS, min(POINTS, _MOST_SEEKS // max(1, len(rows))))
+            rate = rate_of(store, name, now_ms - DAY_MS, now_ms, points)
+        groups, more = operator.groups(stored.path, topic=name)
+        found = {
+            "queues": rows,
+            "groups": groups,
+            "rate": asdict(rate),
+            "faults": list(dict.fromkeys([*faults, *more])),
+        }
+        return found, len(rows) + len(groups)
+
+    found = stored.kept.get(f"topic {name}", look)
+    rows, groups = found["queues"], found["groups"]
+    return found | {
         "topic": name,
-        "queues": rows,
-        "settings": settings,
-        "groups": [row for row in groups if row["topic"] == name],
-        "rate": asdict(rate),
-        "empty": _why_empty(rows),
-        "faults": list(dict.fromkeys([*faults, *more])),
+        "queues": rows[start : start + MOST_COUNT],
+        "queueCount": len(rows),
+        "start": start,
+        "next": start + MOST_COUNT if start + MOST_COUNT < max(len(rows), len(groups)) else None,
+        "settings": next((row for row in stored.rows("topics")[0] if row["topic"] == name), None),
+        "groups": groups[start : start + MOST_COUNT],
+        "groupRowCount": len(groups),
+        "messages": sum(row["messages"] for row in rows),
+        "empty": why_empty(stored, rows),
     }
 
 
-def _why_empty(rows: Sequence[Mapping[str, Any]]) -> str:
+def why_empty(stored: Stored, rows: Sequence[Mapping[str, Any]]) -> str:
     """Why a topic has no message; empty text if it has some."""
     if any(row["messages"] for row in rows):
         return ""
     ever = sum(row["maxOffset"] for row in rows)
-    if not ever:
-        return "No message was ever written to this topic, or a broker's latest ones are not proven to be durable yet."
-    return f"Retention has deleted all {count_words(ever, 'message')} of this topic."
+    return _deleted(stored, ever, "topic") if ever else _never(stored, "topic")
+
+
+def _never(stored: Stored, what: str) -> str:
+    """Why there never was a message; or why one may be there that nobody sees yet."""
+    figures = stored.facts().figures
+    hidden = figures["unproven"]
+    if hidden is not None:
+        more = " and more" if hidden["more"] else ""
+        return (
+            f"No message of this {what} can be shown. The store was not closed before the machine was restarted, and "
+            f"{count_words(hidden['records'], 'record')}{more} of all topics are not proven to be durable: "
+            f"run `messagestore recover {quoted(stored.path)}`."
+        )
+    if figures["left"] in ("broker", "unknown"):
+        return (
+            f"No message was ever written to this {what}, or only some at the end of the log, which a broker has not "
+            "proven to be durable yet."
+        )
+    return f"No message was ever written to this {what}."
+
+
+def _deleted(stored: Stored, count: int, what: str) -> str:
+    """What retention has deleted, and up to when."""
+    reserved_ms, now_ms = stored.facts().figures["reserveTimeMs"], stored.facts().now_ms
+    until = "" if reserved_ms is None else f", those stored before {time_words(now_ms - reserved_ms)}"
+    return f"Retention has deleted all {count_words(count, 'message')} of this {what}{until}."
 
 
 # ---- messages
@@ -167,11 +167,11 @@ def _why_empty(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def messages(stored: Stored, asked: Asked) -> dict[str, Any]:
     """Messages of one queue, from a place on; without a place, the newest ones."""
-    name, queue_id = _given(asked, "topic"), _number(asked, "queue", 0)
-    count = _number(asked, "count", PAGE_COUNT, least=1, most=MOST_COUNT)
+    name, queue_id = given(asked, "topic"), number(asked, "queue", 0)
+    count = number(asked, "count", PAGE_COUNT, least=1, most=MOST_COUNT)
     with stored.opened() as store:
         low, high = _ends(store, name, queue_id)
-        asked_start = _number(asked, "offset", max(low, high - count))
+        asked_start = number(asked, "offset", max(low, high - count))
         start = min(max(low, asked_start), high)
         end, size = start, 0
         for each in store.sizes([Range(name, queue_id, start, min(high, start + count))])[0].tolist():
@@ -179,7 +179,7 @@ def messages(stored: Stored, asked: Asked) -> dict[str, Any]:
                 break
             end, size = end + 1, size + each
         found = list(_read(stored, store, name, queue_id, start, end))
-        queues = sorted(queue for topic_name, queue in store.ends([name]).queues if topic_name == name)
+        queues = sorted(store.describe([name], queues=True).queue_ids.get(name, []))
     return {
         "topic": name,
         "queueId": queue_id,
@@ -192,17 +192,17 @@ def messages(stored: Stored, asked: Asked) -> dict[str, Any]:
         "previous": max(low, start - count) if start > low else None,
         "next": end if end < high else None,
         "messages": found,
-        "empty": _why_none(low, high, asked_start, found),
+        "empty": _why_none(stored, low, high, asked_start, found),
     }
 
 
-def _why_none(low: int, high: int, start: int, found: Sequence[object]) -> str:
+def _why_none(stored: Stored, low: int, high: int, start: int, found: Sequence[object]) -> str:
     if found:
         return "" if start >= low else f"Retention has deleted the messages below {low:,}."
     if not high:
-        return "No message was ever written to this queue."
+        return _never(stored, "queue")
     if low == high:
-        return f"Retention has deleted all {count_words(high, 'message')} of this queue."
+        return _deleted(stored, high, "queue")
     return f"The queue ends at {high:,}."
 
 
@@ -212,24 +212,24 @@ def _read(
     if start >= end:
         return
     for page in store.gather([Range(name, queue_id, start, end)]):
-        for number, message in zip(page.queue_offsets.tolist(), page.messages(), strict=True):
-            yield stored.fields(message, number)
+        for queue_offset, message in zip(page.queue_offsets.tolist(), page.messages(), strict=True):
+            yield stored.fields(message, queue_offset)
 
 
 def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
     """Messages of a topic, the newest first, that pass a filter; from a time or a place in the log backwards."""
-    name, wanted, names = _given(asked, "topic"), Filter.of(asked), columns_of(asked)
-    count = _number(asked, "count", PAGE_COUNT, least=1, most=MOST_COUNT)
-    before = _number(asked, "before", 0) if asked.get("before") else None
+    name, wanted, names = given(asked, "topic"), Filter.of(asked), columns_of(asked)
+    count = number(asked, "count", PAGE_COUNT, least=1, most=MOST_COUNT)
+    before = number(asked, "before", 0) if asked.get("before") else None
     until = asked.get("until", "").strip()
     with stored.opened() as store:
         ends = store.ends([name]).queues
         all_queues = sorted(queue_id for _, queue_id in ends)
-        one = _number(asked, "queue", 0) if asked.get("queue") else None
+        one = number(asked, "queue", 0) if asked.get("queue") else None
         if one is not None or not ends:
             _ends(store, name, one or 0)
         queues = [(name, each) for each in all_queues if one in (None, each)]
-        log = store.view("status")[0][0]["commitLog"]
+        low, high = operator.log_range(stored.path)
         if until and before is None:
             before = _first_after(store, queues, time_ms("until", until))
         found = newest(
@@ -238,12 +238,12 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
             queues,
             wanted,
             before=before,
-            low=log["minOffset"],
-            high=log["maxOffset"],
+            low=low,
+            high=high,
             most=count,
             most_size=LIST_SIZE if not wanted else FILTER_SIZE,
         )
-        begins = store.begins(queues)
+        begins = {} if found.messages else store.begins(queues)
     return {
         "topic": name,
         "queueId": one,
@@ -259,7 +259,10 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
         "searchedCount": found.count,
         "backTo": found.back_to_ms,
         "goOn": found.go_on,
-        "empty": _why_not_recent(found.messages, found.go_on, wanted, before, ends, begins),
+        "searchedOf": high - low,
+        "searchedFrom": high if before is None else min(before, high),
+        "logBegin": low,
+        "empty": _why_not_recent(stored, found.messages, found.go_on, wanted, before, ends, begins),
     }
 
 
@@ -272,6 +275,7 @@ def _first_after(store: StoreReader, queues: Sequence[Queue], at_ms: int) -> int
 
 
 def _why_not_recent(
+    stored: Stored,
     found: Sequence[object],
     go_on: int | None,
     wanted: Filter,
@@ -284,9 +288,9 @@ def _why_not_recent(
     if go_on is not None:
         return "No message passes the filter so far."
     if not any(ends.values()):
-        return "No message was ever written to this topic, or a broker's latest ones are not proven to be durable yet."
+        return _never(stored, "topic")
     if all(begins[queue] >= ends[queue] for queue in begins):
-        return f"Retention has deleted all {count_words(sum(ends.values()), 'message')} of this topic."
+        return _deleted(stored, sum(ends.values()), "topic")
     if wanted:
         return "No message that is there passes the filter."
     return "No message is there that is so old." if before is not None else "There is no message."
@@ -294,17 +298,21 @@ def _why_not_recent(
 
 def message(stored: Stored, asked: Asked) -> dict[str, Any]:
     """One message: all fields, its neighbours, the batch that brought it, and who has read it."""
-    name, queue_id, offset = _given(asked, "topic"), _number(asked, "queue", 0), _number(asked, "offset", 0)
+    name, queue_id, offset = given(asked, "topic"), number(asked, "queue", 0), number(asked, "offset", 0)
     with stored.opened() as store:
         low, high = _ends(store, name, queue_id)
         if not low <= offset < high:
             raise _out_of_range(name, queue_id, offset, low, high)
         raw = _raw(store, name, queue_id, offset)
         at = raw.physical_offset
-        batches = [row for row in store.view("batches")[0] if row["physicalOffset"] <= at < row["endPhysicalOffset"]]
-        readers, faults = _readers_of(stored, store, name, queue_id, offset)
+        batches = [row for row in stored.rows("batches")[0] if row["physicalOffset"] <= at < row["endPhysicalOffset"]]
+        readers, faults = _readers_of(stored, store, (name, queue_id), offset, low, high)
     fields = stored.fields(raw, offset, plain="plain" in asked)
-    behind = operator.message_at(stored.path, raw.physical_offset + raw.size)
+    try:
+        behind = operator.message_at(stored.path, raw.physical_offset + raw.size)
+    except (StoreError, OSError) as error:
+        behind = None
+        faults.append(f"what is behind it in the log cannot be read: {error}")
     found = {
         "message": fields,
         "compressed": bool(raw.sys_flag & SYS_FLAG_COMPRESSED),
@@ -312,7 +320,12 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         "next": offset + 1 if offset + 1 < high else None,
         "nextInLog": None
         if behind is None
-        else {"topic": behind.topic, "queueId": behind.queue_id, "queueOffset": behind.queue_offset},
+        else {
+            "topic": behind.topic,
+            "queueId": behind.queue_id,
+            "queueOffset": behind.queue_offset,
+            "inQueue": behind.physical_offset in _in_queues(stored, [behind]),
+        },
         "batch": batches[0] if batches else None,
         "readers": readers,
         "faults": faults,
@@ -332,13 +345,31 @@ def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], lis
         hits = operator.search(stored.path, key, max_count=FOUND_COUNT, max_size=RELATED_SIZE)
     except (StoreError, OSError) as error:
         return [], [f"whether the message was retried is not known: {error}"], None
-    found = []
-    for each in sorted(hits.messages, key=lambda each: each.physical_offset):
-        if each.physical_offset == raw.physical_offset:
-            continue
+    others = [each for each in hits.messages if each.physical_offset != raw.physical_offset]
+    found, placed = [], _in_queues(stored, others)
+    for each in sorted(others, key=lambda each: each.physical_offset):
         kind = next((words for begin, words in _RETRY_TOPICS.items() if each.topic.startswith(begin)), "same UNIQ_KEY")
-        found.append(stored.fields(each) | {"kind": kind})
+        found.append(stored.fields(each) | {"kind": kind, "inQueue": each.physical_offset in placed})
     return found, [], hits.go_on
+
+
+def _in_queues(stored: Stored, messages: Sequence[MessageExt]) -> set[int]:
+    """The physical offsets of those messages that are in their queues, at the numbers that their records have.
+
+    The log keeps the records of a topic that was deleted, and the index leads to them. A topic of that name that was
+    made again has other messages at their numbers.
+    """
+    found = set[int]()
+    with stored.opened() as store:
+        for each in messages:
+            queue = (each.topic, each.queue_id)
+            try:
+                place = store.places({queue: each.queue_offset + 1}).get(queue)
+            except (ConfigError, MessageIllegalError):  # no topic that could have queues
+                continue
+            if place is not None and place.size and place.physical_offset == each.physical_offset:
+                found.add(each.physical_offset)
+    return found
 
 
 def body(stored: Stored, asked: Asked) -> bytes:
@@ -349,7 +380,7 @@ def body(stored: Stored, asked: Asked) -> bytes:
     ConfigError
         The body is hidden.
     """
-    name, queue_id, offset = _given(asked, "topic"), _number(asked, "queue", 0), _number(asked, "offset", 0)
+    name, queue_id, offset = given(asked, "topic"), number(asked, "queue", 0), number(asked, "offset", 0)
     with stored.opened() as store:
         low, high = _ends(store, name, queue_id)
         if not low <= offset < high:
@@ -376,8 +407,9 @@ def _raw(store: StoreReader, name: str, queue_id: int, offset: int) -> MessageEx
 
 def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     """The messages that a text leads to: a place, a time, an offset message id, a UNIQ_KEY or a key."""
-    text = _given(asked, "q").strip()
+    text = given(asked, "q").strip()
     found: dict[str, Any] = {"q": text, "kind": "key", "messages": [], "searchedSize": 0, "goOn": None, "note": ""}
+    most = number(asked, "most", SEARCH_SIZE, least=1, most=SEARCH_SIZE)
     place = _PLACE.fullmatch(text)
     if place is not None:
         where = {"topic": place["topic"], "queue": place["queue"], "offset": place["offset"]}
@@ -391,15 +423,18 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
             "such as orders/1 @42 and by a time only",
             key="--mask",
         )
-    start = _number(asked, "after", 0) if "after" in asked else None
+    start = number(asked, "after", 0) if "after" in asked else None
     several = list[MessageExt]()
     if _MESSAGE_ID.fullmatch(text) and start is None:  # a UNIQ_KEY has the same form
         by_id = operator.message_at(stored.path, int(text[-16:], 16))
-        several += [by_id] if by_id is not None and by_id.message_id.upper() == text.upper() else []
-    hits = operator.search(stored.path, text, max_count=FOUND_COUNT, max_size=SEARCH_SIZE, start=start)
-    several += hits.messages
-    found["messages"] = [stored.fields(each) for each in several]
+        several += [by_id] if by_id is not None and by_id.offset_message_id.upper() == text.upper() else []
+    hits = operator.search(stored.path, text, max_count=FOUND_COUNT, max_size=most, start=start)
+    several += [each for each in hits.messages if each.physical_offset not in {one.physical_offset for one in several}]
+    placed = _in_queues(stored, several)
+    found["messages"] = [stored.fields(each) | {"inQueue": each.physical_offset in placed} for each in several]
     found |= {"searchedSize": hits.searched_size, "goOn": hits.go_on}
+    done_at = hits.end if hits.go_on is None else hits.go_on
+    found |= {"logSize": hits.end - hits.begin, "doneSize": max(0, done_at - hits.begin)}
     if not several:
         nothing = "No message has this key, UNIQ_KEY or message id."
         found["note"] = nothing if hits.go_on is None else "Nothing was found so far."
@@ -425,139 +460,140 @@ def _ends(store: StoreReader, name: str, queue_id: int) -> tuple[int, int]:
         There is no such topic, or it has no such queue.
     """
     queue = (name, queue_id)
-    ends = store.ends([name]).queues
-    if queue not in ends:
+    high = store.seek({queue: None})[queue]
+    if not high:
         description = store.describe([name], queues=True)
         count = description.queue_counts.get(name, 0)
         if not count and not description.queue_ids.get(name):
             raise UnknownTopicError(name, (), hint="The page `Topics` shows those that there are")
-        known = sorted({*range(min(count, MOST_COUNT)), *(queue_id for _, queue_id in ends)})
+        known = sorted({*range(min(count, MOST_COUNT)), *description.queue_ids.get(name, [])})
         if queue_id not in known:
             raise ConfigError(
                 f"{name}: the topic has no queue {queue_id}. Its queues are {', '.join(map(str, known))}", key="queue"
             )
         return 0, 0
-    return store.begins([queue])[queue], ends[queue]
+    return store.begins([queue])[queue], high
 
 
 # ---- readers
 
 
-def readers(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
+def readers(stored: Stored, asked: Asked) -> dict[str, Any]:
     """The queries and groups of a store: how far each is behind, and whether it catches up."""
-    progress, faults = stored.progress(BATCHES)
-    queries = []
-    with stored.opened() as store:
-        (figures,), more = store.view("figures")
-        now_ms = int(figures["nowMs"])
-        for each in progress:
-            query = query_of(store, each)
-            if not query.rows and not query.refused:
-                continue
-            points = lag_history(store, each, now_ms)
-            oldest = min((r["oldestUnread"] for r in query.rows if r["oldestUnread"] is not None), default=None)
-            queries.append(
-                {
-                    "checkpoint": each.path,
-                    "queryId": each.query_id,
-                    "batchId": None if each.committed is None else each.committed.batch_id,
-                    "lag": sum(row["lag"] for row in query.rows),
-                    "lagBytes": sum(row["lagBytes"] for row in query.rows),
-                    "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
-                    "topics": sorted({row["topic"] for row in query.rows}),
-                    "refused": query.refused,
-                    "history": [asdict(point) for point in points],
-                    "outlook": outlook(points),
-                    "rows": query.rows,
-                }
-            )
-    stored.samples.add(now_ms, figures["groups"])
-    return {"queries": queries, "groups": figures["groups"], "faults": list(dict.fromkeys([*faults, *more]))}
+    facts = stored.facts()
+    now_ms, groups = facts.now_ms, facts.figures["groups"]
+
+    def look() -> tuple[tuple[list[dict[str, Any]], list[str]], int]:
+        progress, faults = stored.progress(BATCHES)
+        with stored.opened() as store:
+            queries = [found for each in progress if (found := _query(store, each, now_ms)) is not None]
+        return (queries, faults), sum(len(query["rows"]) for query in queries)
+
+    queries, faults = stored.kept.get("queries", look)
+    start, sort = number(asked, "start", 0), asked.get("sort", "lag")
+    keys: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "lag": lambda row: (-row["lag"], row["group"], row["topic"]),
+        "bytes": lambda row: (-row["lagBytes"], row["group"], row["topic"]),
+        "oldest": lambda row: (-row["latencyMs"], row["group"], row["topic"]),
+        "group": lambda row: (row["group"], row["topic"]),
+    }
+    if sort not in keys:
+        raise ConfigError(f"sort: found {sort!r:.60}; allowed are {', '.join(keys)}", key="sort", value=sort)
+    rows = sorted(groups, key=keys[sort])[start : start + MOST_COUNT]
+    return {
+        "queries": queries,
+        "groups": [row | {"outlook": stored.samples.outlook(row["group"])} for row in rows],
+        "groupCount": len(groups),
+        "sort": sort,
+        "start": start,
+        "next": start + MOST_COUNT if start + MOST_COUNT < len(groups) else None,
+        "nowMs": now_ms,
+        "faults": list(dict.fromkeys([*faults, *facts.faults])),
+    }
+
+
+def _query(store: StoreReader, progress: Progress, now_ms: int) -> dict[str, Any] | None:
+    """How far a query is behind and was behind; None if it reads another store."""
+    query = query_of(store, progress)
+    if not query.rows and not query.refused:
+        return None
+    points = lag_history(store, progress, now_ms)
+    oldest = min((row["oldestUnread"] for row in query.rows if row["oldestUnread"] is not None), default=None)
+    return {
+        "checkpoint": progress.path,
+        "queryId": progress.query_id,
+        "batchId": None if progress.committed is None else progress.committed.batch_id,
+        "lag": sum(row["lag"] for row in query.rows),
+        "lagBytes": sum(row["lagBytes"] for row in query.rows),
+        "deleted": sum(map(_deleted_before, query.rows)),
+        "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
+        "topics": sorted({row["topic"] for row in query.rows}),
+        "refused": query.refused,
+        "history": [asdict(point) for point in points],
+        "outlook": outlook(points),
+        "rows": query.rows,
+    }
+
+
+def _deleted_before(row: Mapping[str, Any]) -> int:
+    """How many messages of a queue retention has deleted that a reader had not read; the lag counts them."""
+    return max(0, int(row["lag"]) - (int(row["maxOffset"]) - int(row["minOffset"])))
 
 
 def group(stored: Stored, asked: Asked) -> dict[str, Any]:
     """One consumer group, queue by queue, as `messagestore lag --group`."""
-    name = _given(asked, "group")
-    with stored.opened() as store:
-        rows, faults = store.group_lag(name)
-        if rows:
-            (figures,), _ = store.view("figures")
-            stored.samples.add(int(figures["nowMs"]), figures["groups"])
+    name, start = given(asked, "group"), number(asked, "start", 0)
+
+    def look() -> tuple[Report, int]:
+        with stored.opened() as store:
+            rows, faults = store.group_lag(name)
+        return (rows, faults), len(rows)
+
+    rows, faults = stored.kept.get(f"group {name}", look)
     if not rows and not faults:
         raise ConfigError(f"consumer group {name!r:.300} has no offsets in this store", key="group", value=name)
-    return {"group": name, "rows": rows, "history": stored.samples.of(name), "faults": faults}
-
-
-def outlook(points: Sequence[LagPoint]) -> str:
-    """Whether a reader catches up, from its last batches, in words."""
-    if not points or not points[-1].lag:
-        return "caught up" if points else "unknown: no batch of this query is done yet"
-    last, before = points[-1], [point for point in points[-10:] if point.time_ms < points[-1].time_ms]
-    if not before:
-        return f"{count_words(last.lag, 'message')} behind"
-    per_s = (last.lag - before[0].lag) * 1000 / (last.time_ms - before[0].time_ms)
-    if per_s > 0:
-        return f"falls behind by {_amount(per_s)} a second"
-    if per_s < 0:
-        return f"caught up in about {_duration(last.lag / -per_s)}"
-    return f"stays {count_words(last.lag, 'message')} behind"
-
-
-def _amount(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}" if per_s >= 0.1 else "less than 0.1"
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{max(1, seconds):.0f} s"
+    if rows:
+        stored.facts()  # takes a sample
+    shown = sorted(rows, key=lambda row: (-row["lag"], row["topic"], row["queueId"]))[start : start + MOST_COUNT]
+    return {
+        "group": name,
+        "rows": shown,
+        "rowCount": len(rows),
+        "start": start,
+        "next": start + MOST_COUNT if start + MOST_COUNT < len(rows) else None,
+        "lag": sum(row["lag"] for row in rows),
+        "lagBytes": sum(row["lagBytes"] for row in rows),
+        "deleted": sum(map(_deleted_before, rows)),
+        "history": stored.samples.of(name),
+        "outlook": stored.samples.outlook(name),
+        "faults": faults,
+    }
 
 
 def _readers_of(
-    stored: Stored, store: StoreReader, name: str, queue_id: int, offset: int
+    stored: Stored, store: StoreReader, queue: Queue, offset: int, low: int, high: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Who reads a queue: whether the reader is past a message, and how many messages before it otherwise."""
+    """Who reads a queue: whether the reader is past a message, and how many messages are before it otherwise.
+
+    Nothing here is kept from an earlier look. Messages that retention has deleted are before nobody, and a place beyond
+    the end of the queue, whose numbers began again, says nothing of its messages.
+    """
     progress, faults = stored.progress()
-    groups, more = store.view("groups")
-    places = [("group", row["group"], row) for row in groups]
+    places: list[tuple[str, str, int | None]] = []
+    try:
+        places += [("group", *place) for place in operator.group_places(stored.path, *queue).items()]
+    except (StoreError, OSError) as error:
+        faults.append(str(error))
     for each in progress:
-        query = query_of(store, each)
+        query = query_of(store, each, only=queue)
         faults += query.refused
-        places += [("query", each.path, row) for row in query.rows]
+        places += [("query", each.path, row["committedOffset"]) for row in query.rows]
     found = []
-    for kind, reader, row in places:
-        if (row["topic"], row["queueId"]) == (name, queue_id):
-            place = row["committedOffset"] or 0
-            found.append(
-                {"kind": kind, "reader": reader, "read": place > offset, "before": max(0, offset - place), "at": place}
-            )
-    return found, list(dict.fromkeys([*faults, *more]))
-
-
-# ---- what was asked
-
-
-def _now_ms(store: StoreReader) -> int:
-    return int(store.view("figures")[0][0]["nowMs"])
-
-
-def _given(asked: Asked, name: str) -> str:
-    value = asked.get(name, "")
-    if not value.strip():
-        raise ConfigError(f"{name}: found nothing; the address must say which one, as in ?{name}=...", key=name)
-    return value
-
-
-def _number(asked: Asked, name: str, default: int, *, least: int = 0, most: int = (1 << 63) - 1) -> int:
-    text = asked.get(name, "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
-        raise ConfigError(
-            f"{name}: found {text!r:.60}; allowed is a number from {least} to {most}", key=name, value=text
-        )
-    return int(text)
+    for kind, reader, committed in places:
+        place = operator.corrected(committed or 0, low, high)
+        before = max(0, offset - max(place, low))
+        found.append({"kind": kind, "reader": reader, "read": place > offset, "before": before, "at": place})
+    return found, list(dict.fromkeys(faults))
 
 
 LOOKS: dict[str, Callable[[Stored, Asked], dict[str, Any]]] = {
@@ -572,5 +608,6 @@ LOOKS: dict[str, Callable[[Stored, Asked], dict[str, Any]]] = {
     "group": group,
     "spark": spark,
     "log": log,
+    "verify": verify,
 }
 """What can be asked of a store, by the last part of the address."""

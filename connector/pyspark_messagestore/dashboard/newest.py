@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from messagestore import ConfigError
-from messagestore.spi import Queue, Range, StoreReader
+import numpy as np
+
+from messagestore import ConfigError, MessageExt
+from messagestore.spi import Gathered, Queue, Range, StoreReader
 from pyspark_messagestore.dashboard.stored import Stored, json_value
 
 _FIRST_SPAN = 1 << 20
@@ -114,9 +116,11 @@ def newest(
     """
     if not queues:
         return Found([])
-    begins = store.begins(queues)
     upper_at = high if before is None else min(before, high)
     upper = store.ends([queues[0][0]]).queues if before is None else _stood_at(store, queues, upper_at)
+    if not wanted and len(queues) > most + 1:
+        queues = _latest(store, queues, upper, low, most + 1)
+    begins = store.begins(queues)
     found, span = Found([]), _FIRST_SPAN
     while upper_at > low and any(upper[queue] > begins[queue] for queue in queues):
         if len(found.messages) >= most or found.searched >= most_size:
@@ -144,26 +148,42 @@ def newest(
     return found
 
 
+def _latest(
+    store: StoreReader, queues: Sequence[Queue], upper: Mapping[Queue, int], low: int, count: int
+) -> Sequence[Queue]:
+    """The queues with the latest last messages: the latest `count` messages of all are in so many queues at most. All,
+    if fewer have messages.
+    """
+    places = store.places({queue: upper[queue] for queue in queues if upper[queue]})
+    there = [queue for queue, place in places.items() if place.physical_offset >= low]
+    return sorted(there, key=lambda queue: -places[queue].physical_offset)[:count] if len(there) > count else queues
+
+
 def _take(
     stored: Stored, store: StoreReader, ranges: Sequence[Range], wanted: Filter, found: Found, most: int
 ) -> int | None:
     """Add the messages of a span that pass; the place of the last one if there is no room for the rest."""
-    read = sorted(_read(store, ranges), key=lambda each: -each[0])
-    for place, number, message in read:
+    pages = list(store.gather(ranges)) if ranges else []
+    places = np.sort(np.concatenate([page.physical_offsets for page in pages])) if pages else np.empty(0, np.int64)
+    room = most - len(found.messages)
+    least = int(places[-room]) if not wanted and room < len(places) else 0  # without a filter, older ones have no room
+    for place, number, message in sorted(_read(pages, least), key=lambda each: -each[0]):
         fields = stored.fields(message, number)
         found.count += 1
         found.back_to_ms = fields["storeTimestamp"]
         if wanted.passes(fields):
             found.messages.append(fields)
-            if len(found.messages) >= most and place != read[-1][0]:
+            if len(found.messages) >= most and place != places[0]:
                 return place
     return None
 
 
-def _read(store: StoreReader, ranges: Sequence[Range]) -> Iterator[tuple[int, int, Any]]:
-    for page in store.gather(ranges) if ranges else ():
-        places, numbers = page.physical_offsets.tolist(), page.queue_offsets.tolist()
-        yield from zip(places, numbers, page.messages(), strict=True)
+def _read(pages: Sequence[Gathered], least: int) -> Iterator[tuple[int, int, MessageExt]]:
+    """The place, the number and the message of each record at a physical offset or above."""
+    for page in pages:
+        first = int(np.searchsorted(page.physical_offsets, least))
+        some = page.rows(first, len(page.physical_offsets))
+        yield from zip(some.physical_offsets.tolist(), some.queue_offsets.tolist(), some.messages(), strict=True)
 
 
 def _stood_at(store: StoreReader, queues: Sequence[Queue], physical_offset: int) -> dict[Queue, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 from collections import deque
@@ -11,11 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from messagestore import ConfigError, MessageExt, StoreConfig, StoreError
-from messagestore.spi import LOCAL_STORES, SYS_FLAG_COMPRESSED, StoreReader, bounded_json, plain_body
+from messagestore.inspect import operator
+from messagestore.spi import LOCAL_STORES, SYS_FLAG_COMPRESSED, Report, StoreReader, bounded_json, plain_body
 from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_progress
-from pyspark_messagestore.monitoring.health import Facts, facts_of
+from pyspark_messagestore.dashboard.checks import Checks
+from pyspark_messagestore.dashboard.kept import Kept
+from pyspark_messagestore.dashboard.trends import trend
+from pyspark_messagestore.monitoring.health import Facts, facts_of, status_report
+from pyspark_messagestore.monitoring.history import LagPoint
 from pyspark_messagestore.words import message_fields
 
+CONFIG = StoreConfig(message_index_enable=False)
+"""Stores are opened without their index, so that a broker's store needs no settings."""
 MASKED = "***"
 MOST_JSON_VALUES = 50_000
 SAMPLES, SAMPLE_MS = 360, 10_000
@@ -40,13 +48,41 @@ class Samples:
         with self._lock:
             for group, lag in lags.items():
                 points = self._points.setdefault(group, deque(maxlen=SAMPLES))
-                if not points or time_ms - points[-1][0] >= SAMPLE_MS:
+                if not points or time_ms - points[-1][0] >= max(SAMPLE_MS, 1):
                     points.append((time_ms, lag))
 
     def of(self, group: str) -> list[dict[str, int]]:
         """The points of a group, the oldest first."""
         with self._lock:
             return [{"time_ms": time_ms, "lag": lag} for time_ms, lag in self._points.get(group, ())]
+
+    def histories(self) -> dict[str, list[LagPoint]]:
+        """The points of all groups."""
+        with self._lock:
+            return {group: [LagPoint(None, *point) for point in points] for group, points in self._points.items()}
+
+    def outlook(self, group: str) -> str:
+        """Whether a group catches up, as far as somebody has looked; empty if nobody has."""
+        points = self.histories().get(group, [])
+        return trend(points) if points else ""
+
+
+@dataclass(frozen=True)
+class _Overall:
+    """What one look at all queues of a store has found.
+
+    Parameters
+    ----------
+    facts : Facts
+    report : dict
+        As `messagestore status --json`.
+    rows : dict of str to Report
+        The views `topics` and `queues`, among others.
+    """
+
+    facts: Facts
+    report: dict[str, Any]
+    rows: dict[str, Report]
 
 
 @dataclass(frozen=True)
@@ -68,6 +104,8 @@ class Stored:
     decoder : Decoder | None
         Shows bodies that are not text.
     samples : Samples
+    checks : Checks
+        The checks of every byte that were started from a page, of all stores.
     """
 
     name: str
@@ -77,6 +115,7 @@ class Stored:
     masks: frozenset[str] = frozenset()
     decoder: Decoder | None = None
     samples: Samples = field(default_factory=Samples)
+    checks: Checks = field(default_factory=Checks)
 
     @property
     def hides_keys(self) -> bool:
@@ -86,8 +125,7 @@ class Stored:
     @contextlib.contextmanager
     def opened(self) -> Iterator[StoreReader]:
         """The store, open for reading without its index, so that a broker's store needs no settings."""
-        config = StoreConfig(message_index_enable=False)
-        with contextlib.closing(LOCAL_STORES.reader(self.path, config)) as store:
+        with contextlib.closing(LOCAL_STORES.reader(self.path, CONFIG)) as store:
             yield store
 
     def progress(self, least: int = 1) -> tuple[list[Progress], list[str]]:
@@ -100,11 +138,48 @@ class Stored:
                 faults.append(str(error))
         return found, faults
 
-    def facts(self, store: StoreReader) -> Facts:
+    # ---- what is kept until the store changes
+
+    @functools.cached_property
+    def kept(self) -> Kept:
+        """What was found lately."""
+        return Kept(self.path, self.checkpoints)
+
+    def facts(self) -> Facts:
         """What the rules of `health` look at; a checkpoint that cannot be read is a fault."""
-        readable, faults = self.progress()
-        facts = facts_of(store, [each.path for each in readable])
-        return replace(facts, faults=[*facts.faults, *faults])
+        return self._overall().facts
+
+    def report(self) -> dict[str, Any]:
+        """As `messagestore status --json`."""
+        return self._overall().report
+
+    def rows(self, name: str) -> Report:
+        """The rows of a view of `StoreReader.view`."""
+        if name in ("topics", "queues"):
+            return self._overall().rows[name]
+
+        def look() -> tuple[Report, int]:
+            with self.opened() as store:
+                rows, faults = store.view(name)
+            return (rows, faults), len(rows)
+
+        return self.kept.get(f"rows {name}", look)
+
+    def _overall(self) -> _Overall:
+        """What takes a look at all queues, which is the same for all."""
+
+        def look() -> tuple[_Overall, int]:
+            readable, faults = self.progress()
+            rows = operator.overall(self.path, CONFIG)
+            with self.opened() as store:
+                facts = facts_of(store, [each.path for each in readable], rows["figures"])
+            groups = facts.figures["groups"]
+            self.samples.add(facts.now_ms, groups)
+            facts = replace(facts, faults=[*facts.faults, *faults], group_histories=self.samples.histories())
+            found = _Overall(facts, status_report(rows["status"], facts), rows)
+            return found, len(rows["queues"][0]) + len(groups)
+
+        return self.kept.get("overall", look)
 
     # ---- what leaves the server
 
@@ -121,8 +196,9 @@ class Stored:
         Returns
         -------
         dict
-            The fields of `--json`, and `bodySize` as it is stored, in bytes; `decoded` if the decoder knows the body,
-            `bodyFault` if a body cannot be decompressed or decoded, `bodyHidden` with the reason why there is no body.
+            The fields of `--json`, `offsetMsgId`, and `bodySize` as it is stored, in bytes; `decoded` if the decoder
+            knows the body, `bodyFault` if a body cannot be decompressed or decoded, `bodyHidden` with the reason why
+            there is no body.
         """
         size, fault, decoded = len(message.body), "", None
         if not self.hides_bodies and message.sys_flag & SYS_FLAG_COMPRESSED and (plain or self.decoder or self.masks):
@@ -134,6 +210,7 @@ class Stored:
             decoded, fault = _decoded(self.decoder, message)
 
         fields = message_fields(message)
+        fields["offsetMsgId"] = message.offset_message_id  # `msgId` is the UNIQ_KEY where there is one
         if queue_offset is not None:
             fields["queueOffset"] = queue_offset
         fields["bodySize"] = size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,9 @@ MOST_WAITING = 200
 """Events that wait for one reader; what comes then is counted."""
 MOST_READ, MOST_READ_SIZE = 1000, 16 << 20
 """Messages of one queue, and bytes of all queues, that are read at a time; of more, the newest. The rest is counted."""
-PAUSE_S, WAIT_S = 0.1, 15.0
+PAUSE_S, MOST_PAUSE_S, _PAUSES = 0.1, 1.0, 4
+"""How long the thread rests between two looks: four times as long as a look took, within these limits."""
+WAIT_S = 15.0
 
 
 class FullError(Exception):
@@ -46,6 +49,7 @@ class _Reader:
         self.queue = int(queue) if queue else None
         self.filter, self.columns = Filter.of(asked), columns_of(asked)
         self.places: dict[Queue, int] | None = None
+        self.store_id, self.failed = "", False
         self.ended = False
         self._lock = threading.Lock()
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
@@ -158,16 +162,21 @@ class Tails:
             try:
                 with stored.opened() as store:
                     while readers := self._following(stored):
+                        begin_s = time.monotonic()
                         for reader in readers:
                             _look(stored, store, reader)
+                        took_s = time.monotonic() - begin_s
                         store.await_change(1.0)
-                        pause.wait(PAUSE_S)  # a writer at full rate changes the store all the time
+                        # A writer at full rate changes the store all the time. Pages share the interpreter with this
+                        # thread, and each of their system calls waits for it while it works.
+                        pause.wait(min(MOST_PAUSE_S, max(PAUSE_S, _PAUSES * took_s)))
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on for those who follow
                 readers = self._following(stored)
                 if not readers:
                     return
                 for reader in readers:
+                    reader.failed = True
                     reader.add("fault", {"sentence": shown(str(error))})
                 pause.wait(2.0)
 
@@ -176,10 +185,8 @@ async def _events(reader: _Reader) -> AsyncIterator[str]:
     yield "retry: 3000\n\n"
     while not reader.ended:
         events = await reader.take()
-        for kind, event in events:
-            yield f"event: {kind}\ndata: {json.dumps(event)}\n\n"
-        if not events:
-            yield ": still here\n\n"
+        texts = [f"event: {kind}\ndata: {json.dumps(event)}\n\n" for kind, event in events]
+        yield "".join(texts) or ": still here\n\n"
 
 
 def _look(stored: Stored, store: StoreReader, reader: _Reader) -> None:
@@ -189,10 +196,14 @@ def _look(stored: Stored, store: StoreReader, reader: _Reader) -> None:
         for queue, end in store.ends([reader.topic]).queues.items()
         if reader.queue is None or queue[1] == reader.queue
     }
-    if reader.places is None:
-        reader.places = ends
+    known, reader.store_id = reader.store_id, store.describe([]).store_id
+    if reader.places is None or (known and known != reader.store_id):  # another store is here now
+        reader.places, reader.failed = ends, False
         reader.add("begin", {})
         return
+    if reader.failed:
+        reader.failed = False
+        reader.add("again", {})
     places = {queue: min(reader.places.get(queue, 0), end) for queue, end in ends.items()}
     grown = [queue for queue, end in ends.items() if end > places[queue]]
     new = [Range(*queue, max(places[queue], ends[queue] - MOST_READ), ends[queue]) for queue in grown]

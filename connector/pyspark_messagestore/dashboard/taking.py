@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyspark_messagestore.dashboard.stored import Stored
+from pyspark_messagestore.words import command_line
 
 FORMATS = ("jsonl", "parquet")
 
@@ -22,7 +22,7 @@ def copies(stored: Stored, look: str, found: Mapping[str, Any]) -> dict[str, str
     if look == "recent":
         topic, queue_id = found["topic"], found["queueId"]
         return {
-            "Command line": _command("get", stored.path, topic, *(() if queue_id is None else (queue_id,))),
+            "Command line": command_line("get", stored.path, topic, *(() if queue_id is None else (queue_id,))),
             "Python": _python(
                 stored,
                 f"for queue_id in {found['queues'] if queue_id is None else [queue_id]}:",
@@ -36,7 +36,7 @@ def copies(stored: Stored, look: str, found: Mapping[str, Any]) -> dict[str, str
 
 def _of_messages(stored: Stored, topic: str, queue_id: int, offset: int, count: int) -> dict[str, str]:
     return {
-        "Command line": _command("get", stored.path, topic, queue_id, "--offset", offset, "--count", count),
+        "Command line": command_line("get", stored.path, topic, queue_id, offset=offset, count=count),
         "Python": _python(
             stored,
             f"result = store.get_message({topic!r}, {queue_id}, {offset}, {count})",
@@ -47,10 +47,6 @@ def _of_messages(stored: Stored, topic: str, queue_id: int, offset: int, count: 
             stored, topic, f"queueId = {queue_id} AND queueOffset >= {offset} AND queueOffset < {offset + count}"
         ),
     }
-
-
-def _command(*words: object) -> str:
-    return " ".join(["messagestore", *(shlex.quote(str(word)) for word in words)])
 
 
 def _python(stored: Stored, *lines: str) -> str:

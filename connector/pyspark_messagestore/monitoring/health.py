@@ -10,12 +10,13 @@ metrics of `messagestore metrics`; the files in `deploy/prometheus` and `deploy/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from messagestore import StoreError
-from messagestore.spi import StoreReader
+from messagestore.spi import Queue, Report, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_progress, stream_offset
+from pyspark_messagestore.monitoring.history import LagPoint, lag_history
 from pyspark_messagestore.source.same_log import place_now
 
 WARNING, FAULT = "warning", "fault"
@@ -28,6 +29,12 @@ OVERDUE_MS = MINUTE_MS
 STAGED_MS = 24 * HOUR_MS
 """`stagingTtl`, by default: a staged file that is older will not be committed."""
 SOON_MS = 24 * HOUR_MS
+GROWS_MS, MANY, _BATCHES = 10 * MINUTE_MS, 10_000, 100
+"""A reader falls behind that has so many messages more before it than so long ago, as far as its last batches say."""
+SILENT_MS = 25 * HOUR_MS
+"""A store to which nobody has written for longer is at rest."""
+LEAST_GROWTH_MS = 10 * MINUTE_MS
+"""For how long the log must have grown before anybody says when the disk is full."""
 FULL_PERCENT, FORCED_PERCENT = 90, 85
 """From here on nothing is written, or the oldest segments are deleted in any case (RocketMQ's defaults)."""
 CLOCK_MS = MINUTE_MS
@@ -78,11 +85,17 @@ class Query:
         How far it is behind the end of each queue, as `StoreReader.lag`.
     refused : list of str
         Why it would refuse this store.
+    history : list of LagPoint
+        How far it was behind at its last batches, if it is far behind now; the oldest comes first.
+    elsewhere : bool
+        It reads another store.
     """
 
     progress: Progress
     rows: list[dict[str, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    history: list[LagPoint] = field(default_factory=list)
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,12 +111,16 @@ class Facts:
     queries : list of Query
     dead_letters : dict of str to int
         How many messages each dead-letter topic got in the last 24 hours.
+    group_histories : dict of str to list of LagPoint
+        How far each consumer group was behind, the oldest point first. The store has no past of groups: this is what
+        somebody has kept who looks again and again, such as the dashboard.
     """
 
     figures: dict[str, Any]
     faults: list[str]
     queries: list[Query] = field(default_factory=list)
     dead_letters: dict[str, int] = field(default_factory=dict)
+    group_histories: dict[str, list[LagPoint]] = field(default_factory=dict)
 
     @property
     def now_ms(self) -> int:
@@ -128,7 +145,7 @@ class Rule:
     look : function
         What it finds in the facts: sentence, remedy, and since when if that is known.
     condition : str
-        The same for Prometheus: an expression over the metrics of a store. Empty: it has none.
+        The same for Prometheus: an expression over the metrics of a store.
     lasts : str
         For how long the condition must hold before somebody is told.
     """
@@ -137,20 +154,25 @@ class Rule:
     severity: str
     meaning: str
     look: Callable[[Facts], Iterator[Seen]]
-    condition: str = ""
+    condition: str
     lasts: str = "5m"
 
 
-def facts_of(store: StoreReader, checkpoints: Sequence[str] = ()) -> Facts:
+def facts_of(store: StoreReader, checkpoints: Sequence[str] = (), looked: Report | None = None) -> Facts:
     """Look at a store, and at the queries whose checkpoints are given.
+
+    Parameters
+    ----------
+    looked : Report | None
+        The view `figures`, if somebody has just looked at it.
 
     Raises
     ------
     ConfigError
         A checkpoint cannot be read.
     """
-    (figures,), faults = store.view("figures")
-    queries = [query_of(store, read_progress(folder)) for folder in checkpoints]
+    (figures,), faults = store.view("figures") if looked is None else looked
+    queries = [_with_history(store, query_of(store, read_progress(folder)), figures["nowMs"]) for folder in checkpoints]
     topics = [row["topic"] for row in figures["topics"] if row["topic"].startswith("%DLQ%") and row["messages"]]
     rows = store.offsets(topics, figures["nowMs"] - 24 * HOUR_MS)[0] if topics else []
     dead: dict[str, int] = {}
@@ -159,34 +181,58 @@ def facts_of(store: StoreReader, checkpoints: Sequence[str] = ()) -> Facts:
     return Facts(figures, faults, queries, dead)
 
 
-def status_report(store: StoreReader, facts: Facts) -> dict[str, Any]:
+def _with_history(store: StoreReader, query: Query, now_ms: int) -> Query:
+    """A query with its past, which takes searches in the log, if it is far behind."""
+    if sum(row["lag"] for row in query.rows) <= MANY:
+        return query
+    return replace(query, history=lag_history(store, read_progress(query.progress.path, _BATCHES), now_ms))
+
+
+def status_report(status: Report, facts: Facts) -> dict[str, Any]:
     """What `messagestore status --json` shows: who holds the store, how it was left, what is in it, and the findings.
 
     `faults` lists what could not be read, in words.
+
+    Parameters
+    ----------
+    status : Report
+        The view `status`.
     """
-    (report,), faults = store.view("status")
+    (report,), faults = status
     findings = [asdict(finding) for finding in findings_of(facts)]
     return {**report, "faults": list(dict.fromkeys([*faults, *facts.faults])), "findings": findings}
 
 
-def query_of(store: StoreReader, progress: Progress) -> Query:
-    """How far a query is behind in a store; no row if it reads another one."""
+def query_of(store: StoreReader, progress: Progress, only: Queue | None = None) -> Query:
+    """How far a query is behind in a store; no row if it reads another one.
+
+    Parameters
+    ----------
+    only : (str, int) | None
+        Look at one queue: its row, if the query reads it, has `topic`, `queueId` and `committedOffset`.
+    """
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
     batch, here = progress.committed, store.describe([])
+    own = {here.store_id, *here.ancestors, ""}
+    planned = [stream_offset(each) for one in progress.batches if not one.fault for each in one.offsets]
+    stores = {offset.store_id for offset in planned if offset is not None}
     for fields in () if batch is None or batch.fault else batch.offsets:
         offset = stream_offset(fields)
         if offset is None:
             continue
-        if offset.store_id not in {here.store_id, *here.ancestors, ""}:
+        if offset.store_id not in own:
             continue
         try:
             place, faults = place_now(store, offset)
-            rows += store.lag(place, offset.topics)[0]
+            if only is None:
+                rows += store.lag(place, offset.topics)[0]
+            elif only in place or only[0] in offset.topics:
+                rows.append({"topic": only[0], "queueId": only[1], "committedOffset": place.get(only)})
         except StoreError as error:
             faults = [str(error)]
         refused += faults
-    return Query(progress, rows, refused)
+    return Query(progress, rows, refused, elsewhere=bool(stores) and stores.isdisjoint(own))
 
 
 def findings_of(facts: Facts) -> list[Finding]:
@@ -264,7 +310,7 @@ def _full_soon(facts: Facts) -> Iterator[Seen]:
         return
     room = facts.figures["diskFree"] * (FULL_PERCENT - percent) / (100 - percent)
     left_ms = room * growth["ms"] / growth["bytes"]
-    if growth["ms"] >= 10 * MINUTE_MS and left_ms < SOON_MS:
+    if growth["ms"] >= LEAST_GROWTH_MS and left_ms < SOON_MS:
         yield Seen(
             f"the disk is {percent} % full, and is at {FULL_PERCENT} % in about {_span(int(left_ms))} if the log "
             f"goes on to grow by {growth['bytes'] * HOUR_MS / growth['ms'] / 2**30:,.1f} GiB an hour",
@@ -375,10 +421,12 @@ def _refused(facts: Facts) -> Iterator[Seen]:
 def _stuck(facts: Facts) -> Iterator[Seen]:
     for query in facts.queries:
         planned = next((batch for batch in query.progress.batches if not batch.committed), None)
+        if query.elsewhere:
+            continue
         since_ms = None if planned is None else planned.planned_at_ms
         if planned is not None and since_ms is not None and since_ms < facts.now_ms - STUCK_MS:
             yield Seen(
-                f"the query of {query.progress.path} has planned batch {planned.batch_id} "
+                f"batch {planned.batch_id} of the query of {query.progress.path} was planned "
                 f"{_span(facts.now_ms - since_ms)} ago, and it is not done",
                 "look whether the query runs, and in Spark's log why it fails",
                 since_ms,
@@ -398,9 +446,42 @@ def _late_queries(facts: Facts) -> Iterator[Seen]:
             )
 
 
-def _nobody(_facts: Facts) -> Iterator[Seen]:
-    """A rule that needs the past, which only a monitoring system has."""
-    return iter(())
+def _lag_grows(facts: Facts) -> Iterator[Seen]:
+    """Of a query, its checkpoint has the past. Of a group, whoever looks again and again has it."""
+    for query in facts.queries:
+        if len(query.history) < 2:
+            continue
+        first, last = query.history[0], query.history[-1]
+        if last.time_ms - first.time_ms >= GROWS_MS and last.lag > max(MANY, first.lag):
+            yield Seen(
+                f"the query of {query.progress.path} falls behind: {_count(last.lag, 'message')} wait; "
+                f"{_span(last.time_ms - first.time_ms)} ago, {first.lag:,} did",
+                "give the query more of the machine, or larger micro-batches; "
+                "`messagestore lag ROOT --checkpoint` shows each queue",
+                first.time_ms,
+            )
+    lags: dict[str, int] = {}
+    for row in facts.figures["groups"]:
+        lags[row["group"]] = lags.get(row["group"], 0) + row["lag"]
+    for group, points in facts.group_histories.items():
+        before = [point for point in points if point.time_ms <= facts.now_ms - GROWS_MS]
+        if before and lags.get(group, 0) > max(MANY, before[-1].lag):
+            yield Seen(
+                f"consumer group {group} falls behind: {_count(lags[group], 'message')} wait; "
+                f"{_span(facts.now_ms - before[-1].time_ms)} ago, {before[-1].lag:,} did",
+                "start more consumers, or look what slows them; `messagestore lag ROOT --group` shows each queue",
+                before[-1].time_ms,
+            )
+
+
+def _nothing_written(facts: Facts) -> Iterator[Seen]:
+    newest_ms = facts.figures["newestMs"]
+    if newest_ms is not None and HOUR_MS <= facts.now_ms - newest_ms < SILENT_MS:
+        yield Seen(
+            f"nothing was written for {_span(facts.now_ms - newest_ms)}",
+            "look whether the writers run, unless they write less often than every hour",
+            newest_ms,
+        )
 
 
 def _count(count: int, one: str) -> str:
@@ -516,8 +597,8 @@ RULES = (
     Rule(
         "lag-grows",
         WARNING,
-        "a reader has fallen behind for half an hour",
-        _nobody,
+        "a reader falls behind",
+        _lag_grows,
         "deriv(rocketmq_consumer_lag_messages[30m]) > 0 and rocketmq_consumer_lag_messages > 10000"
         " or deriv(spark_query_lag_messages[30m]) > 0 and spark_query_lag_messages > 10000",
         "30m",
@@ -526,7 +607,7 @@ RULES = (
         "nothing-written",
         WARNING,
         "nothing was written for an hour, although something was in the day before",
-        _nobody,
+        _nothing_written,
         "sum by (store) (increase(rocketmq_messages_in_total[1h])) == 0"
         " and sum by (store) (increase(rocketmq_messages_in_total[1d] offset 1h)) > 0",
         "10m",

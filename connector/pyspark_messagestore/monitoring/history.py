@@ -114,22 +114,24 @@ def _ends_at(store: StoreReader, queues: Sequence[Queue], times_ms: Collection[i
     times = sorted(times_ms)
     found: dict[int, Queues] = {}
 
-    def look(time_ms: int) -> Queues:
-        return store.seek(dict.fromkeys(queues, time_ms - 1))
+    def look(time_ms: int, wanted: Sequence[Queue]) -> Queues:
+        return store.seek(dict.fromkeys(wanted, time_ms - 1)) if wanted else {}
 
     def between(first: int, last: int) -> None:
-        """Find what lies between two times that are known. Where nothing was stored, nothing is searched."""
+        """Find what lies between two times that are known. A queue that got nothing in between is not searched."""
         if last - first < 2:
             return
-        if found[times[first]] == found[times[last]]:
-            found.update(dict.fromkeys(times[first + 1 : last], found[times[first]]))
+        before, behind = found[times[first]], found[times[last]]
+        changed = [queue for queue in queues if before[queue] != behind[queue]]
+        if not changed:
+            found.update(dict.fromkeys(times[first + 1 : last], before))
             return
         middle = (first + last) // 2
-        found[times[middle]] = look(times[middle])
+        found[times[middle]] = {**before, **look(times[middle], changed)}
         between(first, middle)
         between(middle, last)
 
     for time_ms in {*times[:1], *times[-1:]}:
-        found[time_ms] = look(time_ms)
+        found[time_ms] = dict(look(time_ms, queues))
     between(0, len(times) - 1)
     return found

@@ -82,7 +82,8 @@ class SourceOptions(BrokerOptions):
         LOCATION,
         None,
         "The store's root folder, or the URL of its server (`messagestore serve`), or "
-        "`rocketmq://ns1:9876;ns2:9876` with the name servers of RocketMQ's brokers.",
+        "`rocketmq://ns1:9876;ns2:9876` with the name servers of RocketMQ's brokers, or "
+        "`rocketmq+http://host:8080/rocketmq/nsaddr` with a server that lists them.",
         required=True,
         aliases=("storePathRootDir",),
     )
@@ -476,7 +477,8 @@ class SourceOptions(BrokerOptions):
         if by_queue and not path.broker:
             raise ConfigError(
                 f"option {by_queue[0]}: found positions by queue together with {path}, whose brokers have queues with "
-                f"the same ids. Read one broker, as in {path}/broker-a, or give one position for all queues",
+                f"the same ids. Read one broker, as in {path.of_broker('broker-a')}, or give one position for all "
+                f"queues",
                 key=by_queue[0],
             )
 

@@ -397,6 +397,7 @@ class Ends:
             text = path.read_text()
         except FileNotFoundError:
             return None
+        self._sync_names()  # an attempt that was killed may have given the file its name and not synced it
         try:
             data = json.loads(text)
             if data["formatVersion"] != FORMAT_VERSION:
@@ -428,9 +429,12 @@ class Ends:
             return self.of(topic, partition_id)
         finally:
             written.unlink(missing_ok=True)
+        self._sync_names()
+        return None
+
+    def _sync_names(self) -> None:
         for folder in (self._folder, self._root):
             _sync(folder)
-        return None
 
     def forget(self, *, up_to_own: bool) -> None:
         """Delete the files of earlier batches, and with `up_to_own` those of this one."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import re
@@ -438,10 +439,13 @@ def in_worker() -> bool:
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches combined to about `CHUNK_ROWS` rows or `CHUNK_SIZE` bytes; Spark's have at most 10 000 rows."""
+    """Batches combined to about `CHUNK_ROWS` rows or `CHUNK_SIZE` bytes; Spark's have at most 10 000 rows.
+
+    What has more bytes is divided, so that a task holds only a part of it a second time, as records.
+    """
     kept: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in batches:
+    for batch in itertools.chain.from_iterable(map(_divided, batches)):
         if not batch.num_rows:
             continue
         if kept and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_SIZE):
@@ -454,6 +458,15 @@ def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     if kept:
         yield _one(kept)
+
+
+def _divided(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= CHUNK_SIZE or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _divided(batch.slice(0, half))
+    yield from _divided(batch.slice(half))
 
 
 def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -5,6 +5,9 @@ brokers there are, how a limit is shared, and the offset of the whole.
 
     {"brokers": {"broker-a": {"formatVersion": 1, ..}, "broker-b": {..}}, "formatVersion": 2}
 
+Each reader waits for its own broker only, so all brokers are asked at the same time, in threads. A reader is used by
+one thread at a time.
+
 A broker that comes while a query runs is read from its first message. One that goes is waited for by its reader, for as
 long as `retryTimeout`. The whole query waits: rows of the others would move watermarks past its rows, which Spark would
 drop then.
@@ -12,11 +15,13 @@ drop then.
 
 from __future__ import annotations
 
+import itertools
 import reprlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -37,6 +42,10 @@ FORMAT_VERSION = 2
 LOOK_INTERVAL_S = 5.0
 """How often a query looks for new brokers."""
 
+_MOST_AT_ONCE = 32
+"""How many brokers are asked at the same time."""
+
+_Answer = TypeVar("_Answer")
 Offset = dict[str, Any]
 Brokers = Callable[[SourceOptions], dict[str, Location]]
 
@@ -85,6 +94,37 @@ def _on_broker(partitions: list[InputPartition], location: Location) -> list[Inp
     return partitions
 
 
+class _AtOnce:
+    """Asks several brokers at the same time. The threads are there from the first such question until `close`."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    def answers(self, names: Iterable[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
+        """What each broker answers, in the order of the names. The caller's thread asks one of them.
+
+        All have answered, or failed, when this returns or raises: nobody else uses their readers then.
+        """
+        wanted = [*names]
+        if not wanted:
+            return {}
+        *others, last = wanted
+        if others and self._threads is None:
+            self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broker")
+        futures = {name: self._threads.submit(ask, name) for name in others} if self._threads is not None else {}
+        try:
+            answer = ask(last)
+        finally:
+            wait(futures.values())
+        return {**{name: future.result() for name, future in futures.items()}, last: answer}
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+
 @plain_errors("partitions")
 class ClusterBatchReader(DataSourceReader):
     """The reader of `spark.read` over several brokers."""
@@ -96,11 +136,17 @@ class ClusterBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Plan the ranges of all brokers, on the driver."""
-        partitions: list[InputPartition] = []
-        for location in self.brokers(self.options).values():
+        locations, at_once = self.brokers(self.options), _AtOnce()
+
+        def planned(name: str) -> list[InputPartition]:
+            location = locations[name]
             reader = BatchReader(_of_broker(self.options, location), self.projection, self.stores)
-            partitions += _on_broker(reader.partitions(), location)
-        return partitions
+            return _on_broker(reader.partitions(), location)
+
+        try:
+            return [*itertools.chain.from_iterable(at_once.answers(locations, planned).values())]
+        finally:
+            at_once.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, in a task."""
@@ -118,6 +164,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         self.options, self.projection, self.stores, self.brokers = options, projection, stores, brokers
         self._readers: dict[str, StreamReader] = {}
+        self._at_once = _AtOnce()
         self._firsts: dict[str, Offset] = {}
         self._looked_s: float | None = None
         self._is_bounded = False
@@ -175,7 +222,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802 # Spark's name
         """Where a new query begins, on each broker."""
         self._look()
-        return self._joined({name: reader.initialOffset() for name, reader in self._readers.items()})
+        return self._joined(self._at_once.answers(self._readers, lambda name: self._readers[name].initialOffset()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """That there are limits at all; `latestOffset` applies them."""
@@ -187,12 +234,13 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Let the query end at what is visible now."""
         self._look()
         self._is_bounded = True
-        for reader in self._readers.values():
-            reader.prepareForTriggerAvailableNow()
+        self._at_once.answers(self._readers, lambda name: self._readers[name].prepareForTriggerAvailableNow())
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """How far the brokers reach, for Spark's progress."""
-        return self._joined({name: reader.reportLatestOffset() or {} for name, reader in self._readers.items()})
+        return self._joined(
+            self._at_once.answers(self._readers, lambda name: self._readers[name].reportLatestOffset() or {})
+        )
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 # Spark's name
         """How far the next micro-batch reads; `start` itself if there is nothing new."""
@@ -200,19 +248,18 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = _brokers_in(start)
         for name in before:
             self._reader(name)
-        starts = {name: before.get(name) or self._first_of(name) for name in self._readers}
+        firsts = self._at_once.answers(self._readers.keys() - before.keys(), self._first_of)
+        starts = {name: before.get(name) or firsts[name] for name in self._readers}
 
         limits: Mapping[str, ReadLimit] = dict.fromkeys(self._readers, ReadAllAvailable())
         if isinstance(limit, ReadMaxRows):
-            counts = {name: self._backlog(name, starts[name]) for name in self._readers}
+            counts = self._at_once.answers(self._readers, lambda name: self._backlog(name, starts[name]))
             if self._is_delayed(start, sum(counts.values())):
                 return start
             limits = self._shared(counts, limit.max_rows)
 
-        ends = {
-            name: self._readers[name].latestOffset(first, limits[name]) if name in limits else before.get(name)
-            for name, first in starts.items()
-        }
+        found = self._at_once.answers(limits, lambda name: self._readers[name].latestOffset(starts[name], limits[name]))
+        ends = {name: found[name] if name in found else before.get(name) for name in starts}
         offsets = {
             name: end for name, end in ends.items() if end is not None and (name in before or end != starts[name])
         }
@@ -252,14 +299,18 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The pieces of one micro-batch; each call returns the same rows."""
-        before, partitions = _brokers_in(start), list[InputPartition]()
-        for name, finish in _brokers_in(end).items():
-            begin = before.get(name) or self._nowhere().to_json()
-            if begin != finish:
-                partitions += _on_broker(
-                    self._reader(name).partitions(begin, finish), self.options.location.of_broker(name)
-                )
-        return partitions
+        nowhere = self._nowhere().to_json()
+        finishes = _brokers_in(end)
+        begins = {name: _brokers_in(start).get(name) or nowhere for name in finishes}
+        read = [name for name in finishes if begins[name] != finishes[name]]
+        for name in read:
+            self._reader(name)
+
+        def planned(name: str) -> list[InputPartition]:
+            partitions = self._readers[name].partitions(begins[name], finishes[name])
+            return _on_broker(partitions, self.options.location.of_broker(name))
+
+        return [*itertools.chain.from_iterable(self._at_once.answers(read, planned).values())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, in a task."""
@@ -270,6 +321,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the connections."""
+        self._at_once.close()
         for reader in self._readers.values():
             reader.stop()
         self._readers.clear()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from messagestore import ConfigError, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
 from messagestore.spi import Ends, Queue, Queues, Stores, is_ordinary_topic
-from pyspark_messagestore.options.positions import EARLIEST, LATEST, Asked, Committed, Moment, Position
 from pyspark_messagestore.options.source_options import SourceOptions
-from pyspark_messagestore.source.offsets import StreamOffset, Until
-from pyspark_messagestore.source.read_end import Bound
+from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.same_log import ends_behind, is_there, tell_gap
 
 _KEPT_PLACES = 3
@@ -101,6 +97,11 @@ class Follower:
         self._topics = topics
         return self.store.ends(topics, names=True)
 
+    @property
+    def seen(self) -> Queues:
+        """What `ends` has returned last."""
+        return self._ends.queues
+
     def check_topics(self, start: StreamOffset | None = None) -> None:
         """Refuse a topic that the store does not have, unless the query shall wait for it.
 
@@ -143,7 +144,7 @@ class Follower:
 
         if pattern is not None and not any(map(self.subscription.covers_topic, topics)):
             ordinary = sorted(filter(is_ordinary_topic, topics))
-            self._tell(
+            self.tell(
                 f"option subscribePattern: no topic matches {pattern!r}, so nothing is read yet. The store has "
                 f"{', '.join(ordinary) or 'no topic'}"
             )
@@ -151,7 +152,7 @@ class Follower:
         for topic, queue_id in sorted(self.subscription.queues or ()):
             ids, count = description.queue_ids.get(topic, []), description.queue_counts.get(topic, 0)
             if queue_id not in ids and queue_id >= count:
-                self._tell(
+                self.tell(
                     f"option assign: queue {queue_id} of {topic} does not exist, so nothing of it is read yet. Its "
                     f"queues are {sorted({*ids, *range(count)})}"
                 )
@@ -159,9 +160,9 @@ class Follower:
     def _creation(self, topic: str) -> str:
         """How to make a topic, in words."""
         if self.options.location.is_cluster:
-            return (
-                f"Create it with `mqadmin updateTopic -n '{self.options.location.name_servers}' -c CLUSTER -t {topic}`"
-            )
+            names = self.options.location.name_servers
+            names = "HOST:PORT" if "://" in names else names  # mqadmin takes no URL
+            return f"Create it with `mqadmin updateTopic -n '{names}' -c CLUSTER -t {topic}`"
         if self.options.location.is_remote:
             return (
                 f"Create it on the host of {self.options.path} with `messagestore topic create ROOT {topic}`, where "
@@ -179,175 +180,13 @@ class Follower:
                 f"{self.options.path}: {fault}. What was not read of it is lost. Start a new query, or set "
                 f"failOnDataLoss=false to continue without it"
             )
-        self._tell(f"{fault}. With failOnDataLoss=false the query continues, and reads the topic if it is made again")
-
-    # ---- the first offset
-
-    def starting(self, default: int) -> Queues:
-        """Where a new query begins, according to the options.
-
-        Raises
-        ------
-        ConfigError
-            A queue is not listed, or does not exist; or no message is as young as the starting time, and that is to be
-            an error.
-        OffsetOutOfRangeError
-            A queue does not hold its offset, and failOnDataLoss is true.
-        """
-        self.check_topics()
-        ends = self.ends()
-
-        asked = self.options.starting or Asked("startingOffsets", default)
-        wanted = asked.positions(self.with_empty(asked, ends), self.subscription.covers_topic)
-        committed = {queue for queue, position in wanted.items() if isinstance(position, Committed)}
-        offsets = self._resolved(asked, self._after_commits(asked, wanted), committed)
-        return {queue: offset for queue, offset in offsets.items() if queue in ends}
-
-    def with_empty(self, asked: Asked, ends: Queues) -> Queues:
-        """The ends, also of the queues that an option names and that the topic has, but that never had a message."""
-        others = [queue for queue in asked.listed if queue not in ends and self.subscription.covers(queue)]
-        if not others:
-            return ends
-        counts = self.store.describe({topic for topic, _ in others}).queue_counts
-        return {**ends, **{queue: 0 for queue in others if queue[1] < counts.get(queue[0], 0)}}
-
-    def _after_commits(self, asked: Asked, wanted: Mapping[Queue, Position]) -> dict[Queue, int | Moment]:
-        """The positions, with the offsets that the consumer group has published where these are asked for."""
-        group = self.options.consumer_group
-        published: Queues = {}
-        if group is not None and any(isinstance(position, Committed) for position in wanted.values()):
-            published = self.store.published_progress(group)
-
-        positions: dict[Queue, int | Moment] = {}
-        for queue, position in wanted.items():
-            if not isinstance(position, Committed):
-                positions[queue] = position
-                continue
-
-            offset = published.get(queue, position.otherwise)
-            if offset is None:
-                raise asked.error(
-                    f"consumer group {group} has not read queue {queue[1]} of {queue[0]}. Give committed:earliest or "
-                    f"committed:latest to say where to begin in such queues"
-                )
-            positions[queue] = offset
-        return positions
-
-    def _resolved(self, asked: Asked, wanted: Mapping[Queue, int | Moment], committed: set[Queue]) -> Queues:
-        """The queue offsets of the positions at which a new query begins."""
-        begins = self.store.begins(queue for queue, offset in wanted.items() if offset != LATEST)
-        # One moment for all queues, so that a time ago means the same in each.
-        now_ms = time.time_ns() // 1_000_000
-        times_ms = {queue: at.at(now_ms) for queue, at in wanted.items() if isinstance(at, Moment)}
-        firsts = self.at_times(times_ms)
-        offsets: Queues = {}
-
-        for queue, position in wanted.items():
-            end = self._ends.queues.get(queue, 0)
-            begin = min(begins.get(queue, end), end)
-
-            if isinstance(position, Moment):
-                offsets[queue] = self._from_time(asked, queue, begin, end, times_ms[queue], firsts[queue])
-            elif position in (EARLIEST, LATEST):
-                offsets[queue] = begin if position == EARLIEST else end
-            elif begin <= position <= end:
-                offsets[queue] = position
-            elif self.options.fail_on_data_loss:
-                raise self._gone(queue, position, begin)
-            else:
-                offsets[queue] = self._nearest(queue, position, begin, end, committed=queue in committed)
-        return offsets
-
-    def _nearest(self, queue: Queue, position: int, begin: int, end: int, *, committed: bool) -> int:
-        """Where a read begins that asks for a message that is gone, with failOnDataLoss=false."""
-        first = min(max(position, begin), end)
-        if not committed:
-            return first
-        if position > end and begin == 0:  # as for consumers of RocketMQ: it is not the queue that the group has read
-            first = 0
-        self._tell(
-            f"consumer group {self.options.consumer_group} has read {queue[0]}/{queue[1]} up to {position}, but the "
-            f"queue holds {begin} to {end}. With failOnDataLoss=false the query begins at message {first}"
-        )
-        return first
-
-    def _from_time(self, asked: Asked, queue: Queue, begin: int, end: int, time_ms: int, first: int) -> int:
-        """The first message that was stored at a time or later; if there is none, what the strategy says."""
-        if first < end:
-            return max(first, begin)
-
-        strategy = self.options.starting_offsets_by_timestamp_strategy
-        if strategy == "error":
-            when = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-            raise asked.error(
-                f"queue {queue[1]} of {queue[0]} has no message that was stored at {when} or later. Give an earlier "
-                f"time, or set startingOffsetsByTimestampStrategy to latest or earliest"
-            )
-        return begin if strategy == "earliest" else end
-
-    def at_times(self, times_ms: Mapping[Queue, int]) -> Queues:
-        """The first message of each queue that was stored at its time or later; the queue's end if there is none."""
-        return self.store.seek({queue: time_ms - 1 for queue, time_ms in times_ms.items()}) if times_ms else {}
-
-    def _gone(self, queue: Queue, offset: int, begin: int) -> OffsetOutOfRangeError:
-        topic, queue_id = queue
-        end = self._ends.queues.get(queue, 0)
-        lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "the queue has not grown that far"
-        return OffsetOutOfRangeError(
-            f"{topic}/{queue_id}: offset {offset} was requested, but the queue holds {begin} to {end}: {lost}. Start a "
-            f"new query, or set failOnDataLoss=false to continue at the first offset that is there",
-            topic=topic,
-            queue_id=queue_id,
-            queue_offset=offset,
-            min=begin,
-            max=end,
-        )
-
-    # ---- the last offset
-
-    def until(self, ends: Queues) -> Until | None:
-        """The end that the options ask for, fixed now; None: the options say nothing about it."""
-        asked = self.options.ending
-        if asked is None:
-            return None
-        needed = asked.is_offsets or asked.has_latest or isinstance(asked.wanted, dict)
-        return Until(asked.text, time.time_ns() // 1_000_000, ends if needed else {})
-
-    def bound(self, until: Until) -> Bound:
-        """Where the read ends, by the options and by what was fixed before."""
-        asked = self.options.ending
-        assert asked is not None
-        return Bound(asked, until, self.subscription.covers_topic, self.with_empty, self.at_times, self._tell)
-
-    def ending(self, firsts: Queues) -> Queues:
-        """Where a batch read ends, according to the options.
-
-        Raises
-        ------
-        ConfigError
-            A queue is not listed, does not exist, or would end before it begins.
-        OffsetOutOfRangeError
-            A queue does not reach its offset, and failOnDataLoss is true.
-        """
-        ends = self.ends()
-        # A queue that was created in between is left out, and one that was deleted is empty
-        reached = {queue: ends.get(queue, 0) for queue in firsts}
-        until = self.until(reached)
-        if until is None:
-            return reached
-
-        bound = self.bound(until)
-        if self.options.fail_on_data_loss:
-            bound.check(firsts)
-            for queue, wanted in bound.offsets(self.with_empty(bound.asked, reached)).items():
-                if wanted > reached.get(queue, 0):
-                    raise self._gone(queue, wanted, self.store.begins([queue]).get(queue, 0))
-        return {queue: max(end, firsts[queue]) for queue, end in bound.limited(reached).items()}
+        self.tell(f"{fault}. With failOnDataLoss=false the query continues, and reads the topic if it is made again")
 
     # ---- whether a start is valid
 
     def check_start(self, start: StreamOffset) -> None:
-        """Check that this is still the log that `start` was read from. It runs whenever there is something new.
+        """Check by the ends that were seen last that this is still the log that `start` was read from. It runs whenever
+        there is something new.
 
         The last record that was read is read again. Each queue must reach the start, and the message before the start
         must lie within what was read. The first time, all queues are checked, then those that have changed.
@@ -361,13 +200,12 @@ class Follower:
         """
         self.check_left(start)
 
-        ends = self.ends()
         if start.store_id not in ("", self._ends.store_id):
             self._check_copy(start)
         if start != self._examined:
             self._examined, self._moved = start, {}
 
-        faults = self._faults(start, ends)
+        faults = self._faults(start, self.seen)
         if not faults:
             return
 
@@ -378,7 +216,7 @@ class Follower:
                 f"the checkpoint (physical offset {start.physical_offset}), or a topic was deleted. Start a new query, "
                 f"or set failOnDataLoss=false to continue at the first newer message"
             )
-        self._go_on(start, ends, faults)
+        self._go_on(start, self.seen, faults)
 
     def _left(self, start: StreamOffset) -> list[str]:
         """The topics, or with `assign` the queues, that the query read before and that the options leave out."""
@@ -410,7 +248,7 @@ class Follower:
                 key=name,
             )
 
-        self._tell(
+        self.tell(
             f"{fault}. With failOnDataLoss=false the query continues without them; if they "
             f"are named again, they are read from their first message"
         )
@@ -430,10 +268,15 @@ class Follower:
         if is_copy and (last is None or (record_now is not None and record_now.crc == last.crc)):
             return
 
-        why = "which is no copy of it" if not is_copy else "which does not hold the last record that was read"
+        why = "which is no copy of it. Use a new checkpoint for another store"
+        if is_copy:
+            why = (
+                "a copy of it, which does not hold the last record that was read. Rewind the checkpoint to a batch "
+                "that the copy has (messagestore checkpoint rewind); with a new one, everything is read once more"
+            )
         raise StoreWentBackwardsError(
             f"{self.options.path}: the checkpoint belongs to store {start.store_id}, but this is store "
-            f"{here.store_id or 'without an id'}, {why}. Use a new checkpoint for another store"
+            f"{here.store_id or 'without an id'}, {why}"
         )
 
     def _faults(self, start: StreamOffset, ends: Queues) -> dict[Queue | None, str]:
@@ -506,7 +349,7 @@ class Follower:
 
         for queue, fault in faults.items():
             if queue not in self._moved:
-                self._tell(f"{fault}. With failOnDataLoss=false the query continues at the first newer message")
+                self.tell(f"{fault}. With failOnDataLoss=false the query continues at the first newer message")
 
         queues = [queue for queue in queues if queue not in self._moved and queue in ends]
         # If the log is otherwise the same, all messages of a queue that was created again are newer.
@@ -516,12 +359,12 @@ class Follower:
         for queue in queues:
             self._moved[queue] = newer.get(queue, 0)
             if self._moved[queue] != start.queues[queue]:
-                self._tell(
+                self.tell(
                     f"{queue[0]}/{queue[1]}: continuing at message {self._moved[queue]} instead of "
                     f"{start.queues[queue]}. The {self._moved[queue]} messages before it were read, or count as read"
                 )
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         """Log a warning, once."""
         if text not in self._told:
             self._told.add(text)
@@ -558,10 +401,25 @@ class Follower:
         offset = self._moved.get(queue, start.queues.get(queue, 0))
         if offset < begin and (queue in start.queues or self._was_covered(queue, start)):
             if self.options.fail_on_data_loss:
-                raise self._gone(queue, offset, begin)
+                raise self.gone(queue, offset, begin)
             if tell and min(begin, end) > offset:
                 tell_gap(queue, offset, min(begin, end))
         return max(offset, begin)
+
+    def gone(self, queue: Queue, offset: int, begin: int) -> OffsetOutOfRangeError:
+        """The error for a message that a queue does not hold; `begin` is its first one that is still in the log."""
+        topic, queue_id = queue
+        end = self._ends.queues.get(queue, 0)
+        lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "the queue has not grown that far"
+        return OffsetOutOfRangeError(
+            f"{topic}/{queue_id}: offset {offset} was requested, but the queue holds {begin} to {end}: {lost}. Start a "
+            f"new query, or set failOnDataLoss=false to continue at the first offset that is there",
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            min=begin,
+            max=end,
+        )
 
     def _was_covered(self, queue: Queue, start: StreamOffset) -> bool:
         """Whether a queue that the start does not list was subscribed there: then it is new, or not created yet."""

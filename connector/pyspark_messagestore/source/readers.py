@@ -34,6 +34,7 @@ from pyspark_messagestore.options.positions import EARLIEST, LATEST
 from pyspark_messagestore.options.source_options import SourceOptions
 from pyspark_messagestore.options.values import MOST
 from pyspark_messagestore.plain_errors import plain_errors
+from pyspark_messagestore.source.extent import Extent
 from pyspark_messagestore.source.follower import Follower
 from pyspark_messagestore.source.limits import SizesAhead, limited, limited_by_size, shares
 from pyspark_messagestore.source.offsets import StreamOffset, Until
@@ -64,8 +65,9 @@ class BatchReader(DataSourceReader):
         """Plan the ranges, on the driver."""
         follower = Follower(self.options, self.stores)
         try:
-            firsts = follower.starting(EARLIEST)
-            reached = follower.ending(firsts)
+            extent = Extent(follower)
+            firsts = extent.starting(EARLIEST)
+            reached = extent.ending(firsts)
             finish = follower.offset_at(StreamOffset(), firsts, reached)
             ranges = self._chosen(follower, ranges_of(firsts, reached))
             names_broker = self.projection.names_broker
@@ -83,11 +85,11 @@ class BatchReader(DataSourceReader):
 
     def _narrowed(self, follower: Follower, ranges: list[Range]) -> list[Range]:
         """What Spark's filters leave of some ranges."""
-        wanted = self.narrowed
+        wanted, extent = self.narrowed, Extent(follower)
         ranges = [range_ for range_ in ranges if wanted.covers(range_.topic, range_.queue_id)]
         queues = [(range_.topic, range_.queue_id) for range_ in ranges]
-        firsts = follower.at_times(dict.fromkeys(queues, wanted.first_ms)) if wanted.first_ms >= 0 else {}
-        ends = follower.at_times(dict.fromkeys(queues, wanted.end_ms)) if wanted.end_ms < MOST else {}
+        firsts = extent.at_times(dict.fromkeys(queues, wanted.first_ms)) if wanted.first_ms >= 0 else {}
+        ends = extent.at_times(dict.fromkeys(queues, wanted.end_ms)) if wanted.end_ms < MOST else {}
 
         left = []
         for queue, range_ in zip(queues, ranges, strict=True):
@@ -153,6 +155,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle: tuple[dict[str, Any], Queues, float] | None = None
         """The start and the ends at which there is nothing to do, and until when."""
 
+        self._planned: dict[str, Any] | None = None
+        """The end of the step that was found last."""
         self._bound: Bound | None = None
         self._waiting: dict[str, Any] | None = None
         self._begins_s = 0.0
@@ -240,10 +244,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         follower = self._opened()
         if follower is None:
             return self._nowhere()
-        firsts = follower.starting(LATEST)
+        extent = Extent(follower)
+        firsts = extent.starting(LATEST)
         ends = follower.ends()
         firsts = {queue: first for queue, first in firsts.items() if queue in ends}  # others were deleted in between
-        begin = replace(self._nowhere(), until=follower.until({queue: ends[queue] for queue in firsts}))
+        begin = replace(self._nowhere(), until=extent.until({queue: ends[queue] for queue in firsts}))
         return replace(follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts), initial=True)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -326,7 +331,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         next_offset = follower.next_offset(replace(begin, until=until), firsts, reached)
         if begin.initial:  # nothing else says where this micro-batch begins
             next_offset = replace(next_offset, begin=replace(begin, initial=False, until=None))
-        return next_offset.to_json()
+        self._planned = next_offset.to_json()
+        return self._planned
 
     def _ends(self, current: Queues) -> Queues:
         """Where the query ends, or else the store. A queue that was created again ends at its current end."""
@@ -373,13 +379,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if asked is None:
             return None
 
+        extent = Extent(follower)
         until = begin.until
         if until is None or until.asked != asked.text:
-            until = self._bound.until if self._bound is not None else follower.until(current)
+            until = self._bound.until if self._bound is not None else extent.until(current)
 
         assert until is not None
         if self._bound is None or self._bound.until != until:
-            self._bound = follower.bound(until)
+            self._bound = extent.bound(until)
         if follower.moved:
             self._bound.forget()
         return until
@@ -415,7 +422,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin.initial and finish.beginning is not None:
             begin = finish.beginning
 
-        visible = follower.ends()
+        # The tasks find what has changed since the step was planned; a broker is not asked for it twice.
+        is_known = self.options.location.is_cluster and end == self._planned
+        visible = follower.seen if is_known else follower.ends()
         follower.check_left(finish)
         self._check(begin)
 

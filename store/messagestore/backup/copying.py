@@ -25,6 +25,7 @@ from messagestore.errors import ConfigError, CorruptionError, NotAStoreError, St
 from messagestore.files.disk import Disk, File
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.record import crc32
+from messagestore.signal_handlers import pass_on
 
 Progress = Callable[[int, int], None]
 _PIECE_SIZE = 1 << 20
@@ -268,15 +269,15 @@ class _Backup:
     def _copy(self, part: _Part, total: int) -> bool:
         """Copy a file's new bytes; False if retention has deleted the segment meanwhile."""
         disk, place = self._target.disk, self._target.place(part.path)
-        for folder in disk.make_folders(os.path.dirname(place)):
-            disk.fsync_dir(os.path.dirname(folder))
+        disk.make_folders(os.path.dirname(place))
 
         crc, position, started = part.crc, part.start, part.start
         with disk.open(place, writable=True) if disk.exists(place) else disk.open_new(place, 0) as file:
             while position < part.size:
                 try:
                     piece = part.read(position, min(_piece(part), part.size - position))
-                except FileNotFoundError:
+                except FileNotFoundError as error:
+                    pass_on(error)
                     self._gone(part)
                     return False
                 if not piece:
@@ -295,10 +296,12 @@ class _Backup:
 
             if part.begins_log is not None:
                 disk.fdatasync(file)
+            else:  # so that the syncs of many small files share the work of the first one
+                disk.start_writeback(file, started, position - started)
 
         self._files[part.path] = part.size, crc
         if part.begins_log is not None and part.size == self._point.segment_size:
-            disk.fsync_dir(os.path.dirname(place))
+            self._sync_folders([part])
             self._note()
         return True
 
@@ -322,7 +325,6 @@ class _Backup:
 
     def _sync(self, parts: list[_Part]) -> None:
         disk, units = self._target.disk, [part for part in parts if part.begins_log is None]
-        folders = sorted({os.path.dirname(self._target.place(part.path)) for part in parts})
         if len(units) > _MANY_FILES:
             with disk.open(self._target.place(units[0].path)) as file:
                 disk.syncfs(file)
@@ -330,8 +332,18 @@ class _Backup:
         for part in units:
             with disk.open(self._target.place(part.path), writable=True) as file:
                 disk.fdatasync(file)
-        for folder in folders:
-            disk.fsync_dir(folder)
+        self._sync_folders(parts)
+
+    def _sync_folders(self, parts: list[_Part]) -> None:
+        """Sync the names of files, and of all folders above them, which a killed run may have made and not synced."""
+        folders = {self._target.path}
+        for part in parts:
+            folder = os.path.dirname(part.path)
+            while folder:
+                folders.add(self._target.place(folder))
+                folder = os.path.dirname(folder)
+        for folder in sorted(folders, reverse=True):
+            self._target.disk.fsync_dir(folder)
 
     def _check_back(self, part: _Part) -> None:
         """Read back what was written, and compare its CRC-32."""
@@ -457,7 +469,8 @@ class _Stream:
         """Add a file; False if retention has deleted it before its first byte was read."""
         try:
             first = read(0, min(_PIECE_SIZE // UNIT.size * UNIT.size, size))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return False
         pieces = _Pieces(first, size, read, lambda count: self._tell(count, total))
         archive.addfile(self._member(path, size), pieces)  # type: ignore[arg-type] # it only reads

@@ -24,6 +24,7 @@ from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
 from messagestore.files.disk import Disk, replace_file
 from messagestore.files.writer_lock import WriterLock
 from messagestore.format.record import crc32
+from messagestore.signal_handlers import pass_on
 
 FORMAT_VERSION = 1
 UNFINISHED = "unfinished"
@@ -148,9 +149,9 @@ class Target:
                 f"empty folder, or one with backups. Give another path",
                 path=self.path,
             )
-        made = self.disk.make_folders(self.folder)
-        for folder in made:
-            self.disk.fsync_dir(os.path.dirname(folder))
+        self.disk.make_folders(self.folder)
+        if not self.numbers():
+            self.disk.sync_names_above(self.folder)
         lock = WriterLock(os.path.join(self.path, "lock"))
         lock.acquire(0, description=what)
         return lock
@@ -177,7 +178,8 @@ class Target:
         """What a killed backup has left; None: nothing."""
         try:
             return self._read(UNFINISHED)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return None
 
     def _read(self, name: str) -> Point:

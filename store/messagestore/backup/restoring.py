@@ -18,6 +18,7 @@ from dataclasses import replace
 from messagestore.backup.copying import Progress
 from messagestore.backup.points import Point, Target, point_of, target_of
 from messagestore.backup.snapshot import JOURNAL
+from messagestore.broker.topic_deletion import delete_topic
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.disk import Disk
 from messagestore.format.config import StoreConfig
@@ -82,11 +83,13 @@ def restore(
         shutil.rmtree(made)
     disk.make_folders(made)
     fill(backup, point, made, disk, progress)
-    _finish(made, config or StoreConfig(), disk)
+    _finish(made, point, config or StoreConfig(), disk)
+    with disk.open(Paths(made).identity) as file:
+        disk.syncfs(file)  # the names in all of its folders
     if disk.exists(root):
-        os.rmdir(root)
-    os.rename(made, root)
-    disk.fsync_dir(os.path.dirname(root))
+        disk.rmdir(root)
+    disk.rename(made, root)
+    disk.sync_names_above(root)
     return point
 
 
@@ -169,11 +172,16 @@ def _identify(point: Point, paths: Paths, disk: Disk) -> None:
         journal.write(disk, paths.journal, paths.temporary("journal"), retention=max(1, len(journal)))
 
 
-def _finish(root: str, config: StoreConfig, disk: Disk) -> None:
-    """Open the store once, so that its next user finds a closed one, and check it."""
+def _finish(root: str, point: Point, config: StoreConfig, disk: Disk) -> None:
+    """Open the store once, so that its next user finds a closed one, and check it.
+
+    The recovery gives records behind the last unit of any queue their units. If these are the records of a topic that
+    was deleted before the backup, and nothing was put afterwards, the topic is back then, or a part of it.
+    """
     store = attached_store(root, config, disk)
-    with store.writing("restore", config=config):
-        pass
+    with store.writing("restore", config=config) as writer:
+        for topic in sorted(writer.files.queue_names().keys() - point.queues.keys()):
+            delete_topic(writer, topic)
     store.detach()
     report = verify(root, config, disk=disk)
     if not report.ok:

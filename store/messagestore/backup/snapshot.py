@@ -26,6 +26,7 @@ from messagestore.format.config import StoreConfig
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.log.store_files import Identity, Paths
 from messagestore.read.view import StoreView
+from messagestore.signal_handlers import pass_on
 
 LOG_FOLDER = "commitlog"
 JOURNAL, BROKER_NAME, SETTINGS = "spark/journal", "spark/broker.json", "spark/settings.json"
@@ -124,7 +125,8 @@ class Snapshot:
     def _small_file(self, path: str) -> Iterator[tuple[str, bytes]]:
         try:
             yield path, self._disk.read(os.path.join(self._paths.root, path), _MOST_SMALL_SIZE)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return  # a broker replaces its files in two steps, and leaves a .bak, which is read, too
 
     # ---- as files

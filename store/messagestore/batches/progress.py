@@ -26,6 +26,7 @@ from messagestore.format import arguments, batch_record
 from messagestore.format.message import check_group, check_readable_queue
 from messagestore.log.group_progress import pending_places, settle
 from messagestore.log.store_files import StoreFiles
+from messagestore.signal_handlers import pass_on
 from messagestore.writer.log_writer import LogWriter
 
 Queue = tuple[str, int]
@@ -178,6 +179,7 @@ class Move:
         try:
             self._table.save()
         except (OSError, CorruptionError, ConfigError) as error:
+            pass_on(error)
             _log.warning(
                 "%s: the batch is in the log, and moves its consumer groups, but their table could not be written "
                 "(%s). Readers take the progress from the log until it can be written again",

@@ -33,6 +33,7 @@ from messagestore.files.staging_files import Write, finished, no_write, path_of,
 from messagestore.format import record
 from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
 from messagestore.format.rows import Rows
+from messagestore.signal_handlers import pass_on
 
 FORMAT = "messagestore-staging-1"
 _END = struct.Struct("<24sq")
@@ -191,6 +192,7 @@ class StagingWriter:
         try:
             self.disk.rename(self.path, path)
         except FileNotFoundError as error:
+            pass_on(error)
             raise StoreError(
                 f"{self.path}: this file of rows that wait for their batch was removed while it was written, so "
                 "nothing of this batch was appended. Either another driver runs the same query, on this checkpoint or "
@@ -421,7 +423,8 @@ class _Stored:
 def _opened(disk: Disk, path: str) -> File:
     try:
         return disk.open(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on(error)
         hint = (
             "Let tasks and driver see the same stagingDir, one driver run a query, and stagingTtl be longer than a "
             "batch takes."

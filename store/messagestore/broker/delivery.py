@@ -308,7 +308,7 @@ class Delivery:
     def _due(self, progress: dict[int, int], max_rows: int) -> tuple[list[_Due], int | None]:
         """The messages that are due, at most so many, and when the next one is."""
         # The due times are the store's, whose clock may stand still after the machine's was set back.
-        now_ms = self._writer.clock_ms()
+        now_ms = self._writer.clock.read_ms()
         clock_ms = min(self._writer.files.disk.time_ns() // 1_000_000, now_ms)
 
         all_due: list[_Due] = []
@@ -340,7 +340,7 @@ class Delivery:
         """The due times by the store's clock. That clock stands still while the machine's clock is behind it. A message
         that is put meanwhile waits for no longer than its level, as in RocketMQ.
         """
-        times = self._writer.put_times
+        times = self._writer.clock.put_times
         later = np.flatnonzero((codes > now_ms) & (units["physical_offset"] < times.end))
         if len(later):
             some = units[later]

@@ -28,6 +28,8 @@ from messagestore.read import query
 from messagestore.read.view import StoreView
 
 _UNITS = 1024
+_IN_PARTS = -1
+"""The generation of what an exception of a signal handler may have left in parts: the next look begins anew."""
 
 
 class OpenHalves:
@@ -48,7 +50,7 @@ class OpenHalves:
         self._by_transaction: dict[str, list[int]] = {}
         self._by_first: dict[int, int] = {}  # the first queue offset of half messages that a broker put back
         self._half_end = self._op_end = 0  # what has been read
-        self._generation = -1
+        self._generation = _IN_PARTS
         self._op_begin = 0
         self._op_last: deque[int] = deque()
         """The highest queue offset that each op message from `_op_begin` on ends."""
@@ -65,6 +67,8 @@ class OpenHalves:
         half_end = view.max_offset(HALF_TOPIC, QUEUE_ID)
         if view.generation != self._generation or half_end < self._half_end or op_end < self._op_end:
             self._begin(half_end, op_end)
+
+        self._generation = _IN_PARTS
         ended: dict[int, int] = {}
         for op in self._messages(OP_TOPIC, self._op_end, op_end):
             self._take_op(op, ended)
@@ -73,6 +77,7 @@ class OpenHalves:
         self._half_end, self._op_end = half_end, op_end
         for half in self._deleted():
             self._end(half.queue_offset)
+        self._generation = view.generation
 
     def _deleted(self) -> list[OpenHalf]:
         """The open half messages whose segments retention has deleted."""
@@ -91,7 +96,6 @@ class OpenHalves:
         self._op_last.clear()
         for index in (self.by_offset, self._by_transaction, self._by_first):
             index.clear()
-        self._generation = self.view.generation
 
     def _in_file(self, table: ConsumerOffsets, topic: str) -> int:
         return max(table.get(topic, GROUP).get(QUEUE_ID, 0), 0)
@@ -157,9 +161,11 @@ class OpenHalves:
     def progress(self) -> tuple[int, int]:
         """The queue offsets from which a broker has to look: of half messages, and of op messages."""
         first = next(iter(self.by_offset), self._half_end)
+        generation, self._generation = self._generation, _IN_PARTS
         while self._op_last and self._op_last[0] < first:
             self._op_last.popleft()
             self._op_begin += 1
+        self._generation = generation
         return first, self._op_begin
 
     def saved_is_ahead(self) -> bool:

@@ -7,6 +7,7 @@ from itertools import pairwise, repeat
 from typing import Any, Protocol
 
 from messagestore.errors import CorruptionError
+from messagestore.format.arrow_bytes import numpy_of
 from messagestore.format.compression import plain_body
 from messagestore.format.gathered import Gathered
 from messagestore.format.layout import SYS_FLAG_COMPRESSED
@@ -19,8 +20,8 @@ _MAPS = ("properties", "system_properties")
 class Returns(Protocol):
     """Whoever takes messages back that could not be processed."""
 
-    def send_back(self, message: ConsumedMessage, delay_level: int | None) -> None:
-        """Have a message handed out again later."""
+    def send_back(self, message: ConsumedMessage, delay_level: int | None) -> bool:
+        """Have a message handed out again later; whether it is to be this same message, which holds its queue."""
         ...
 
     def bury(self, message: ConsumedMessage, reason: str | None) -> None:
@@ -57,6 +58,8 @@ class Block:
         self.topic, self.queue_id, self.end = gathered.topic, gathered.queue_id, gathered.end
         self._gathered = gathered
         self._columns: dict[str, list[Any]] = {}
+        self.retries: dict[int, int] = {}
+        """How often a message was retried that stayed in its queue, by its row."""
         self.rows = list(range(len(gathered.positions)))
         self.offsets: list[int] = gathered.queue_offsets.tolist()
         if tags is not None and self.rows:  # units hold a hash of the tag, which other tags may have, too
@@ -78,15 +81,14 @@ class Block:
         else:
             bodies = [text[ends[row] : ends[row + 1]] for row in self.rows]
 
-        flags = batch["sys_flag"].to_numpy()
+        flags = numpy_of(batch["sys_flag"])
         if (flags & SYS_FLAG_COMPRESSED).any():
             bodies = [self._plain(body, int(flags[row]), row) for body, row in zip(bodies, self.rows, strict=True)]
         return bodies
 
     def messages(self) -> list[ConsumedMessage]:
         """The messages that are handed out."""
-        topics, queue_ids, blocks = repeat(self.topic), repeat(self.queue_id), repeat(self)
-        return list(map(ConsumedMessage, topics, queue_ids, self.offsets, self.bodies, blocks, self.rows))
+        return list(map(ConsumedMessage, self.offsets, self.bodies, repeat(self), self.rows))
 
     def _plain(self, body: bytes, sys_flag: int, row: int) -> bytes:
         try:
@@ -120,9 +122,6 @@ class ConsumedMessage:
 
     Attributes
     ----------
-    topic : str
-        The topic it was read from.
-    queue_id : int
     queue_offset : int
         The number of the message in its queue.
     body : bytes
@@ -140,11 +139,9 @@ class ConsumedMessage:
     0 UA ('UA1545',) b'B12'
     """
 
-    __slots__ = ("_block", "_row", "body", "queue_id", "queue_offset", "topic")
+    __slots__ = ("_block", "_row", "body", "queue_offset")
 
-    def __init__(self, topic: str, queue_id: int, queue_offset: int, body: bytes, block: Block, row: int) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
+    def __init__(self, queue_offset: int, body: bytes, block: Block, row: int) -> None:
         self.queue_offset = queue_offset
         self.body = body
         self._block = block
@@ -154,9 +151,19 @@ class ConsumedMessage:
         return f"ConsumedMessage({self.topic!r}, {self.queue_id}, {self.queue_offset}, {self.body[:40]!r})"
 
     @property
+    def topic(self) -> str:
+        """The topic it was read from."""
+        return self._block.topic
+
+    @property
+    def queue_id(self) -> int:
+        """The queue of the topic."""
+        return self._block.queue_id
+
+    @property
     def queue(self) -> tuple[str, int]:
         """The topic and the queue id: what `Consumer.seek` and `Consumer.position` ask for."""
-        return self.topic, self.queue_id
+        return self._block.topic, self._block.queue_id
 
     @property
     def tags(self) -> str | None:
@@ -198,8 +205,8 @@ class ConsumedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often consumers have sent the message back."""
-        return int(self._block.value("reconsume_times", self._row))
+        """How often consumers have sent the message back; an orderly consumer adds the retries of its own."""
+        return int(self._block.value("reconsume_times", self._row)) + self._block.retries.get(self._row, 0)
 
     @property
     def physical_offset(self) -> int:
@@ -216,7 +223,7 @@ class ConsumedMessage:
         `MessageStore.deliver_delayed`.
 
         In an orderly consumer the message holds its queue instead, and comes again after the delay: a second, or that
-        of the level.
+        of the level. Until then, no commit goes past it. Only this consumer counts these retries.
 
         Parameters
         ----------
@@ -232,7 +239,8 @@ class ConsumedMessage:
         MessageIllegalError, StoreFullError, StorePoisonedError
             As for `MessageStore.send_back`.
         """
-        self._block.returns.send_back(self, delay_level)
+        if self._block.returns.send_back(self, delay_level):
+            self._block.retries[self._row] = self._block.retries.get(self._row, 0) + 1
 
     def dead_letter(self, reason: str | None = None) -> None:
         """Put this message among the group's dead letters, in the topic `%DLQ%group`.

@@ -8,14 +8,18 @@ writer lock. `spark/store.json` does not hold the name, because that file is wri
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from messagestore.errors import CorruptionError
 from messagestore.files.checked_json import read_fields, write_fields
 from messagestore.files.disk import Disk
 from messagestore.format.config import is_broker_name
 
 MAX_SIZE = 4096
+_log = logging.getLogger(__name__)
 
 
 def read_broker_name(disk: Disk, path: str) -> str:
@@ -51,3 +55,29 @@ def write_broker_name(disk: Disk, path: str, name: str, *, via: str) -> None:
         The file cannot be written; it is unchanged.
     """
     write_fields(disk, path, {"brokerName": name}, via=via)
+
+
+def keep_broker_name(disk: Disk, path: str, name: str, *, via: str) -> None:
+    """Write a name that a writer gives, if the store has another one.
+
+    Of several writers, the last one that gives a name counts. A damaged file is replaced.
+
+    Raises
+    ------
+    OSError
+        As for `write_broker_name`.
+    """
+    old_name = ""
+    with contextlib.suppress(CorruptionError):
+        old_name = read_broker_name(disk, path)
+    if old_name == name:
+        return
+
+    write_broker_name(disk, path, name, via=via)
+    if old_name:
+        _log.warning(
+            "%s: the name of the store's broker was %r and is %r now. Give all writers of a store the same brokerName",
+            path,
+            old_name,
+            name,
+        )

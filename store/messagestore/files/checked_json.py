@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from messagestore.errors import ConfigError, CorruptionError
 from messagestore.files.disk import Disk, replace_file
 from messagestore.format.record import crc32
+from messagestore.signal_handlers import pass_on
 
 FORMAT_VERSION = 2
 _Taken = TypeVar("_Taken")
@@ -40,7 +41,8 @@ def read_fields(
     """
     try:
         data = disk.read(path, max_size)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        pass_on(error)
         return None
 
     try:
@@ -49,6 +51,7 @@ def read_fields(
             raise ValueError("another CRC or format version")
         return take(fields)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, ConfigError) as error:
+        pass_on(error)
         raise CorruptionError(path, 0, f"{what} with their CRC", repr(error)[:160], hint=hint) from None
 
 

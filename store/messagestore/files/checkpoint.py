@@ -16,6 +16,7 @@ import numpy as np
 
 from messagestore.files.disk import Disk, replace_file, sync_errors
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE
+from messagestore.signal_handlers import pass_on
 
 _SAFETY_MS = 3000
 _INT64 = np.iinfo(np.int64)
@@ -79,7 +80,8 @@ def read(disk: Disk, path: str) -> StoreCheckpoint:
     """Read the store checkpoint. All numbers are zero if the file is missing or too short."""
     try:
         return StoreCheckpoint.from_bytes(disk.read_head(path, CHECKPOINT_SIZE))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on(error)
         return StoreCheckpoint()
 
 

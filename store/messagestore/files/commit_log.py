@@ -398,7 +398,6 @@ class CommitLog(MappedFileQueue):
         if position < end:
             raise CorruptionError(self.path_of(position), position, "a segment", "no file")
         if start < end:
-            self.note_names()  # names that a writer created before it died may not be on disk either
             self.sync(start, end)
 
     def crc(self, start: int, end: int) -> int:

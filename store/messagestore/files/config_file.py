@@ -26,6 +26,7 @@ from messagestore.errors import ConfigError, CorruptionError
 from messagestore.files.disk import Disk, replace_file
 from messagestore.files.store_root import known_root
 from messagestore.format.json_text import bounded_json, check_values
+from messagestore.signal_handlers import pass_on
 
 T = TypeVar("T")
 
@@ -125,7 +126,8 @@ class ConfigFile:
         for path in (self.path, self.path + ".bak"):
             try:
                 data = self.disk.read(path, MAX_SIZE)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                pass_on(error)
                 continue
             except CorruptionError as error:
                 unreadable = unreadable or (path, f"{error.found}; allowed is {error.expected}")
@@ -178,7 +180,8 @@ class ConfigFile:
         folder = os.path.dirname(self.path)
         if not self.disk.is_folder(folder):
             self.disk.mkdir(folder)
-            self.disk.fsync_dir(self.root)
+        if not self.disk.exists(self.path):  # the folder may be there because a process made it, and died before it
+            self.disk.fsync_dir(self.root)  # synced the folder's name
         replace_file(self.disk, self.path, text.encode("utf-8"), via=self._via)
         self._data_version = version
 

@@ -66,6 +66,8 @@ class ConsumeQueue(MappedFileQueue):
         Files and folders that were written since they were last synced.
     """
 
+    missing_hint = "The messages are in the log. `messagestore recover` rebuilds the queue from it."
+
     def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
         super().__init__(directory, file_size, pool, staging)
         self.written = WrittenFiles(self.disk, pool)
@@ -176,6 +178,31 @@ class ConsumeQueue(MappedFileQueue):
             next file: load, and ask again. Filler units count as existing.
         """
         return self._first_without(lambda units: _existing(units, limit), hint)
+
+    def still_ends(self, end: int, physical_offset: int, limit: int) -> bool:
+        """Return whether unit `end - 1` still points to `physical_offset`, and none that counts follows it.
+
+        This takes one read of 40 bytes. False, too, where that does not tell: both units are not in one file.
+
+        Parameters
+        ----------
+        end : int
+        physical_offset : int
+        limit : int
+            As for `end`.
+        """
+        offset = (end - 1) * UNIT.size
+        start = self.holding(offset)
+        if start is None or offset + 2 * UNIT.size > start + self.file_size:
+            return False
+        data = self.disk.pread(self.file(start), 2 * UNIT.size, offset - start)
+        if len(data) < 2 * UNIT.size:
+            return False
+
+        (last, last_size, _), (following, size, _) = UNIT.struct.iter_unpack(data)
+        if last != physical_offset or not 0 < last_size < FILLER_UNIT_SIZE:
+            return False
+        return bool(size != FILLER_UNIT_SIZE and (size <= 0 or following < 0 or following + size > limit))
 
     def search_physical(self, physical_offset: int, hint: int = 0) -> int:
         """Return the queue offset of the first unit that points to `physical_offset` or above, or `end()`.

@@ -2,7 +2,8 @@
 
 The file is the broker's own (`ConsumerOffsetManager.java`). For each topic and group, it holds the next offset to
 consume in each queue. A live broker reads it before it takes its lock, and rewrites it from memory every 5 s and when
-it ends. Therefore this project writes it only while no broker is running, and does not rely on it for anything.
+it ends. Therefore this project writes it only while no broker is running. Consumers and `committed` begin where it
+says, and retention keeps what no group has read; a query of Spark's goes by its own checkpoint.
 
     "offsetTable":{"flights@delays":{0:1200,1:1190}}
 
@@ -54,7 +55,7 @@ class ConsumerOffsets(ConfigTable[str, dict[int, int]]):
         The store.
     """
 
-    writes_what_is_there = False  # a query publishes after each micro-batch, and nothing relies on the file
+    writes_what_is_there = False  # a query publishes after each micro-batch, and itself goes by its checkpoint
 
     def __init__(self, disk: Disk, root: str) -> None:
         # A separate name, because recovery sweeps `new-*` in `spark/` under a lock that is not held here.

@@ -26,12 +26,11 @@ import os
 import stat
 import threading
 import time
-import traceback
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, MappingProxyType, TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -49,6 +48,7 @@ from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.machine_memory import available_bytes
 from messagestore.files.store_root import HeldRoot, Place, is_owners_link, no_access
 from messagestore.format import kernel
+from messagestore.signal_handlers import is_of_handler, pass_on
 
 SMALL_FILE_SIZE = 64 * 1024
 """The largest size of a small file that is read as a whole, unless the caller allows more."""
@@ -115,6 +115,9 @@ class Disk:
 
     Threads: every method may be called from any thread.
     """
+
+    top = "/"
+    """The uppermost folder whose names are synced."""
 
     _held: Mapping[str, HeldRoot] = MappingProxyType({})
     """The roots that are held, by path. It is replaced and never changed."""
@@ -249,11 +252,10 @@ class Disk:
             raise NotAStoreError(f"{path}: found a FIFO, device or folder where a file must be", path=str(path))
         return File(fd, str(path), writable)
 
-    def open_new(self, path: str | Path, size: int, *, writers_only: bool = False) -> File:
+    def open_new(self, path: str | Path, size: int) -> File:
         """Create a file of `size` zero bytes (sparse); raises `FileExistsError` if the name is taken.
 
-        Its owner, group and mode are set as `store_root` says before anything is in it. With `writers_only`, only those
-        who may write it may read it.
+        Its owner, group and mode are set as `store_root` says before anything is in it.
         """
         with self._at_place(path) as place:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -262,7 +264,7 @@ class Disk:
             except OSError as error:  # a full disk may have no room for the name itself, or no inode
                 raise (self._translated(error, str(path), size) if error.errno in _FULL else error) from None
             try:
-                place.take_file(fd, writers_only=writers_only)
+                place.take_file(fd)
                 if size:
                     os.ftruncate(fd, size)
             except OSError as error:
@@ -270,6 +272,20 @@ class Disk:
                 os.unlink(place.name, dir_fd=place.folder)
                 raise self._translated(error, str(path), size) from error
         return File(fd, str(path), True)
+
+    def make_empty(self, path: str | Path) -> None:
+        """Create an empty file for a lock, which only those may read who may write it; raises `FileExistsError`.
+
+        It is never open for writing here: an exception of a signal handler could leave it so until the process ends,
+        and that is the mark of a broker that starts.
+        """
+        with self._at_place(path) as place:
+            os.mknod(place.name, stat.S_IFREG | _FILE_MODE, dir_fd=place.folder)
+            fd = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
+            try:
+                place.take_file(fd, writers_only=True)
+            finally:
+                os.close(fd)
 
     def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
         """Write all of `data` at `position`. A short write is continued; a write of no bytes is an error."""
@@ -369,11 +385,37 @@ class Disk:
         finally:
             os.close(fd)
 
+    def sync_names_above(self, path: str | Path) -> None:
+        """Force the name of a folder to disk, and the names of those above it, up to the root of its file system.
+
+        That a folder exists does not say that its name is on the disk: whoever made it may have been killed.
+        """
+        folder = path = os.path.realpath(path)
+        device = self._device(path)
+        while folder != self.top:
+            folder = os.path.dirname(folder)
+            if self._device(folder) != device:
+                return
+            try:
+                self.fsync_dir(folder)
+            except PermissionError as error:  # a folder that may not be read cannot be synced alone
+                pass_on(error)
+                self._sync_all(path)
+                return
+
+    def _device(self, folder: str) -> int:
+        return os.stat(folder).st_dev
+
+    def _sync_all(self, folder: str) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _sync_file_system(fd, folder)
+        finally:
+            os.close(fd)
+
     def syncfs(self, file: File) -> None:
         """Force everything on the file system of `file` to disk (one call instead of thousands)."""
-        if _libc.syncfs(file.fileno()) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), file.path)
+        _sync_file_system(file.fileno(), file.path)
 
     def rename(self, source: str | Path, target: str | Path) -> None:
         """Give a file or folder another name; a file at `target` is replaced."""
@@ -455,7 +497,8 @@ class Disk:
         """Return when the file at `path` was last written, in seconds since 1970; now if it was deleted."""
         try:
             return self._stat(path).st_mtime
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return time.time()
 
     def watch(self, path: str | Path) -> FolderWatch:
@@ -467,9 +510,11 @@ class Disk:
         """Whether the name exists (a dangling link does)."""
         try:
             self._stat(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return False
         except PermissionError as error:
+            pass_on(error)
             raise no_access(error, str(path)) from error
         return True
 
@@ -478,9 +523,11 @@ class Disk:
         try:
             with self._folder(path) as folder:
                 return sorted(os.listdir(folder))
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return []
         except PermissionError as error:
+            pass_on(error)
             raise no_access(error, str(path)) from error
 
     def entries(self, path: str | Path) -> list[tuple[str, bool]]:
@@ -491,18 +538,22 @@ class Disk:
         try:
             with self._folder(path) as folder, os.scandir(folder) as children:
                 return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in children)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return []
         except PermissionError as error:
+            pass_on(error)
             raise no_access(error, str(path)) from error
 
     def is_folder(self, path: str | Path) -> bool:
         """Whether a folder exists there; a link to one counts only where `store_root` allows it."""
         try:
             mode = self._stat(path).st_mode
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return False
         except PermissionError as error:
+            pass_on(error)
             raise no_access(error, str(path)) from error
         return stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and is_owners_link(str(path), self._root_above(str(path))))
 
@@ -517,7 +568,8 @@ class Disk:
         """Whether a folder from `open_folder` is still the one at its path."""
         try:
             info = os.stat(folder.path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return False
         return info.st_ino == folder.inode and info.st_dev == folder.device
 
@@ -525,7 +577,8 @@ class Disk:
         """Whether `file` is still the file at its path (nobody deleted or replaced it)."""
         try:
             info = self._stat(file.path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return False
         return info.st_ino == file.inode and info.st_dev == file.device
 
@@ -533,7 +586,8 @@ class Disk:
         """Return device and inode of the file at `path` without opening it; None if there is none."""
         try:
             info = self._stat(path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return None
         return info.st_dev, info.st_ino
 
@@ -660,6 +714,7 @@ class _Opening(Place):
         try:
             super().__enter__()
         except PermissionError as error:
+            pass_on(error)
             raise no_access(error, self.path) from error
         return self
 
@@ -667,7 +722,11 @@ class _Opening(Place):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if isinstance(error, PermissionError) and not isinstance(error, StorePermissionError):
+        if (
+            isinstance(error, PermissionError)
+            and not isinstance(error, StorePermissionError)
+            and not is_of_handler(error)
+        ):
             raise no_access(error, self.path) from error
         if isinstance(error, OSError) and error.filename == self.name:
             error.filename = self.path
@@ -676,23 +735,11 @@ class _Opening(Place):
 def is_failure(error: BaseException) -> bool:
     """Whether a call failed, and so says what it has done; any other exception may have come between any two steps.
 
-    A signal handler may raise what it likes: a TimeoutError, which is an OSError, or one with a number, as those of the
-    system have. The frame of a handler has the frame that it interrupted as an argument.
+    A signal handler may raise a TimeoutError, which is an OSError, or one with a number, as those of the system have.
     """
     if isinstance(error, StoreError):
         return True
-    return isinstance(error, OSError) and error.errno is not None and not _is_of_handler(error)
-
-
-def _is_of_handler(error: BaseException) -> bool:
-    outer: FrameType | None = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for value in frame.f_locals.values():
-            some = value if type(value) is tuple else (value,)
-            if outer is not None and any(each is outer for each in some):
-                return True
-        outer = frame
-    return False
+    return isinstance(error, OSError) and error.errno is not None and not is_of_handler(error)
 
 
 @contextlib.contextmanager
@@ -848,6 +895,12 @@ def _rename(disk: Disk, file: File, path: str) -> None:
     except OSError:
         if disk.identity_at(path) != (file.device, file.inode) or disk.exists(file.path):
             raise
+
+
+def _sync_file_system(fd: int, path: str) -> None:
+    if _libc.syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
 
 
 def remove_folder(disk: Disk, path: str) -> None:

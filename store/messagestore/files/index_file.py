@@ -28,6 +28,7 @@ from messagestore.files.unsynced import WrittenFiles
 from messagestore.format import kernel
 from messagestore.format.javahash import index_hash
 from messagestore.format.rows import Row, Rows
+from messagestore.signal_handlers import pass_on
 
 _NAME_DIGITS = 17
 _PUT_COUNT = 1 << 20
@@ -90,7 +91,8 @@ class IndexService:
             file = IndexTable(path, self.pool, self.slot_count, self.max_entry_count)
             try:
                 size = self.disk.size(path)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                pass_on(error)
                 continue  # retention has just deleted it
             if size == 0:
                 continue  # a broker has just created it, or one that crashed left it: not a file yet

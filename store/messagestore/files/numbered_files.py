@@ -14,6 +14,7 @@ import uuid
 
 from messagestore.errors import CorruptionError
 from messagestore.files.disk import Disk, File, FilePool, named_file, new_file, sync_errors
+from messagestore.signal_handlers import pass_on
 
 _NAME_DIGITS = 20
 FILE_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
@@ -48,6 +49,9 @@ class MappedFileQueue:
 
     Threads: one writer; any number of readers that call `load` themselves.
     """
+
+    missing_hint = ""
+    """What to do if a file is missing; empty: as for other damage."""
 
     def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
         self.directory = directory
@@ -84,7 +88,8 @@ class MappedFileQueue:
             path = os.path.join(self.directory, name)
             try:
                 size = self.disk.size(path)
-            except FileNotFoundError:  # retention has just deleted it, or recovery, which cuts the end
+            except FileNotFoundError as error:  # retention has just deleted it, or recovery, which cuts the end
+                pass_on(error)
                 gone = True
                 continue
             if gone:  # by retention, which had deleted the files before it, too
@@ -113,6 +118,7 @@ class MappedFileQueue:
                     before + self.file_size,
                     "this file",
                     f"{file_name(offset)} as the next one",
+                    hint=self.missing_hint,
                 )
         self.set_offsets(offsets)
 
@@ -171,7 +177,8 @@ class MappedFileQueue:
             path = self.path(self.max_offset)
             try:
                 size = self.disk.size(path)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                pass_on(error)
                 return
             if size == 0:
                 return  # a broker has just created it: not a file yet

@@ -37,6 +37,7 @@ from pathlib import Path
 from messagestore.errors import ConfigError
 from messagestore.files.disk import Disk
 from messagestore.files.state import boot_hash
+from messagestore.signal_handlers import pass_on
 
 STAGED = ".staged"
 WRITING = ".writing"
@@ -211,7 +212,8 @@ def remove(paths: Iterable[str], disk: Disk | None = None) -> None:
     for path in paths:
         try:
             disk.unlink(path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             continue
 
 
@@ -291,7 +293,8 @@ def stem_of(path: str) -> str:
 def _size_of(disk: Disk, path: str) -> int:
     try:
         return disk.size(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on(error)
         return 0
 
 

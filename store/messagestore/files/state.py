@@ -33,6 +33,7 @@ from messagestore.format.layout import (
     STATE_SLOT,
     STATE_SLOT_POSITIONS,
 )
+from messagestore.signal_handlers import pass_on
 
 NOTHING_IN_FLIGHT = -1
 UNKNOWN_FLUSHED_END = -1
@@ -249,7 +250,8 @@ class StateFile:
             self.close()
             try:
                 file = self._file = self.disk.open(self.path)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                pass_on(error)
                 return None
             self.written.files[self.path] = (file.device, file.inode)
         return self.disk.pread(file, _READ_SIZE, 0)

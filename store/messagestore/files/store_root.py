@@ -28,6 +28,7 @@ import stat
 from types import TracebackType
 
 from messagestore.errors import NotAStoreError, StorePermissionError
+from messagestore.signal_handlers import pass_on
 
 _OWN_FOLDER = "spark"
 _MOST_DEPTH = 8
@@ -101,7 +102,8 @@ class HeldRoot:
         """Whether the folder is still the one at its path."""
         try:
             info = os.stat(self.root)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return False
         return self._identity == (info.st_dev, info.st_ino)
 
@@ -287,7 +289,8 @@ def other_names(path: str) -> int:
     """Return how many names (hard links) a file has besides this one; 0 if there is no such file."""
     try:
         return os.stat(path, follow_symlinks=False).st_nlink - 1
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on(error)
         return 0
 
 

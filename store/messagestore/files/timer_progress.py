@@ -17,6 +17,7 @@ import struct
 from dataclasses import dataclass
 
 from messagestore.files.disk import Disk
+from messagestore.signal_handlers import pass_on
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 _HEAD = struct.Struct(">qqq")
@@ -43,7 +44,8 @@ def read_timer_progress(disk: Disk, root: str) -> TimerProgress:
     path = os.path.join(root, "config", "timercheck")
     try:
         head = disk.read_head(path, _HEAD.size)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        pass_on(error)
         return TimerProgress()
     if len(head) < _HEAD.size:
         return TimerProgress()

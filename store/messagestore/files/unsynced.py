@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 
 from messagestore.files.disk import Disk, File, FilePool, sync_errors
+from messagestore.signal_handlers import pass_on
 
 PATH_CHECK_S = 0.02
 """After a file was found at its path, only its link count is looked at for this time, unless the caller wants more."""
@@ -82,7 +83,8 @@ class WrittenFiles:
                 file = self.pool.get(path, writable=True)
             elif file is None:
                 file = self.disk.open(path, writable=True)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             raise self._replaced(path) from None
 
         identity, now_s = (file.device, file.inode), time.monotonic()

@@ -42,11 +42,13 @@ import socket
 import struct
 import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
 from messagestore.files.disk import Disk, File
+from messagestore.signal_handlers import pass_on
 
 LOCK_NAME = "lock"
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -123,13 +125,14 @@ class LockFile:
         while self._file is None:
             try:
                 self._file = Disk().open(self.path, writable=self._writable)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                pass_on(error)
                 self._create()
         return self._file
 
     def _create(self) -> None:
         with contextlib.suppress(FileExistsError):  # another process was faster
-            Disk().open_new(self.path, 0, writers_only=True).close()
+            Disk().make_empty(self.path)
 
     def _set(self, kind: int, byte: int = 0) -> bool:
         """Lock or unlock a byte; return False if somebody else's lock is in the way."""
@@ -164,10 +167,21 @@ class LockFile:
         return self._file is not None and Disk().at_path(self._file)
 
     def _close(self) -> None:
-        """Close the descriptor, which drops its lock unless a forked child also has the description open."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        """Close the descriptor, which drops its lock unless a forked child also has the description open.
+
+        An exception of a signal handler may come before it is closed. It may also be kept by whoever catches it, and
+        with it what its frames refer to: so the file is not left to the interpreter.
+        """
+        file = self._file
+        try:
+            self._file = None  # first, for threads that meet a closed file
+            if file is not None:
+                file.close()
+        except BaseException:
+            self._file = None
+            if file is not None:
+                file.close()
+            raise
 
     def _after_fork(self) -> None:
         self._forked = True
@@ -369,7 +383,11 @@ def attach(root: str, disk: Disk) -> Attachment:
         A Java broker holds the store, or is starting on it.
     """
     attachment = Attachment(root, disk)
-    holder = attachment._take()
+    try:
+        holder = attachment._take()
+    except BaseException:
+        attachment._close()
+        raise
     if holder is not None:
         raise StoreLockedError(
             f"{attachment.path}: locked by {holder.words}. Stop it and try again, or open the store read-only",
@@ -423,7 +441,8 @@ def is_writing(path: str, pid: int) -> bool:
         if _probe(path, fcntl.F_RDLCK) is None:
             return False
         return bool(_note(path)["pid"] == pid)
-    except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError) as error:
+        pass_on(error)
         return True
 
 
@@ -437,9 +456,11 @@ def _probe(path: str, kind: int) -> Holder | None:
     """Return whose lock on a file would be in the way of one of `kind`."""
     try:
         file = Disk().open(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        pass_on(error)
         return None
-    except PermissionError:  # a reader, who may not read a lock file
+    except PermissionError as error:  # a reader, who may not read a lock file
+        pass_on(error)
         return _listed(path, kind)
     try:
         return _in_the_way(file.fileno(), kind, path)
@@ -459,16 +480,16 @@ def _listed(path: str, kind: int) -> Holder | None:
     return None
 
 
-def _lockers(path: str) -> list[tuple[int, bool]]:
+def _lockers(path: str, pids: Iterable[int] | None = None) -> list[tuple[int, bool]]:
     """Return the processes that hold a lock on a file, as far as this user may look: their ids, and whether the lock is
-    exclusive.
+    exclusive. With `pids`, only these are looked at: all files of all processes take milliseconds.
     """
     lockers: list[tuple[int, bool]] = []
     try:
         wanted = os.stat(path, follow_symlinks=False)
     except OSError:
         return lockers
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdigit, os.listdir("/proc")) if pids is None else pids:
         with contextlib.suppress(OSError, ValueError):  # it belongs to another user, or has ended
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 info = os.stat(f"/proc/{pid}/fd/{fd}")
@@ -569,13 +590,14 @@ class WriterLock(LockFile):
         try:
             note = _note(self.path)
             pid, written = note["pid"], f"pid {note['pid']} on {note['host']} ({note['description']})"
-        except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError) as error:
+            pass_on(error)
             pid, written = None, ""
+        if isinstance(pid, int) and (pid, True) in _lockers(self.path, [pid]):
+            return written
         lockers = _lockers(self.path)
         if not lockers:
             return f"a process that this user cannot see; the last writer was {written}" if written else _UNKNOWN
-        if (pid, True) in lockers:
-            return written
         return " and ".join(_locker(locker, exclusive) for locker, exclusive in lockers)
 
     def _write_note(self, description: str) -> None:

@@ -7,12 +7,16 @@ that the rest of the store expects: numpy's integers become an int, and a bool i
 import math
 import operator
 import os
+import re
 from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from messagestore.errors import ConfigError
+from messagestore.signal_handlers import pass_on
 
 T = TypeVar("T")
+_URL = re.compile(r"[A-Za-z][\w+.-]*://")
+"""It would be a relative path, and an empty store would be made there."""
 
 
 def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
@@ -25,7 +29,8 @@ def whole_number(name: str, value: object, least: int | None = None, most: int |
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+    except TypeError as error:
+        pass_on(error)
         number = None
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         bounds = "" if least is None else f", {least} or more" if most is None else f" from {least} to {most}"
@@ -43,7 +48,8 @@ def seconds(name: str, value: object) -> float:
     """
     try:
         number = math.nan if isinstance(value, bool | str | bytes) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        pass_on(error)
         number = math.nan
     if not number >= 0:
         raise refused(name, value, "a number of seconds, 0 or more")
@@ -68,11 +74,17 @@ def path(name: str, value: object) -> str:
     Raises
     ------
     ConfigError
-        It is no text and no `os.PathLike` of text, or it is empty, or contains a zero byte.
+        It is no text and no `os.PathLike` of text, or it is empty, contains a zero byte, or is a URL.
     """
     folder = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(folder, str) or not folder or "\0" in folder:
         raise refused(name, value, "the path of a folder")
+    if _URL.match(folder):
+        allowed = (
+            "the path of a folder on this host, because this needs the store's files: run it on the host of the store. "
+            "Spark reads and writes a store by its URL, and some commands of `messagestore` read it"
+        )
+        raise refused(name, value, allowed)
     return folder
 
 

@@ -20,6 +20,7 @@ from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.layout import CRC_MASK, DIGEST_NAME, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, Message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+from messagestore.signal_handlers import pass_on
 
 FORMAT = 1
 BODY_BEGIN = b'{"messagestore":1,"app":'
@@ -149,6 +150,7 @@ def check_origin(origin: object) -> None:
     try:
         text = json.dumps(origin, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
+        pass_on(error)
         raise ConfigError(f"origin: cannot be stored as JSON ({error}); {allowed}", key="origin") from None
     if not isinstance(origin, dict) or json.loads(text) != origin:
         raise ConfigError(f"origin: found {origin!r:.200}; {allowed}", key="origin")
@@ -287,7 +289,8 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
         )
         if fields["digestName"] != DIGEST_NAME:
             return None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        pass_on(error)
         return None
 
     if batch.physical_offset != physical_offset:

@@ -25,6 +25,7 @@ from messagestore.format.layout import (
     SYS_FLAG_INNER_BATCH,
     SYS_FLAG_STORE_HOST_V6,
 )
+from messagestore.signal_handlers import pass_on
 
 _ELEMENT = struct.Struct(">iiiii")
 _LENGTH = struct.Struct(">h")
@@ -69,6 +70,7 @@ def single_records(data: bytes, path: str, physical_offset: int) -> list[bytes]:
     try:
         elements = _elements(plain_body(message.body, message.sys_flag))
     except ValueError as error:
+        pass_on(error)
         expected = "a batch of messages as body (SYSFLAG 0x80)"
         raise TornRecordError(path, physical_offset, expected, str(error)) from None
 

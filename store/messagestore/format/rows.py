@@ -339,6 +339,24 @@ class Rows:
         )
 
 
+def divided(rows: Rows, most_size: int) -> Iterator[Rows]:
+    """Rows in pieces of at most `most_size` bytes of records, or of one row; the first has the digest of all.
+
+    Parameters
+    ----------
+    rows : Rows
+        Without a place.
+    most_size : int
+    """
+    starts, first = rows.starts, 0
+    while rows.row_count and int(starts[-1] - starts[first]) > most_size and first + 1 < rows.row_count:
+        stop = max(first + 1, int(np.searchsorted(starts, starts[first] + most_size, "right")) - 1)
+        yield replace(rows.slice(first, stop), digest=0 if first else rows.digest)
+        first = stop
+    if first < rows.row_count or not rows.row_count:
+        yield replace(rows.slice(first, rows.row_count), digest=0 if first else rows.digest)
+
+
 def together(pieces: Sequence[Rows]) -> Rows:
     """The rows of several pieces, which have their places in the log, with what their units need; no keys, no bytes."""
     if len(pieces) == 1:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, cast
 
 from messagestore.broker.delivery import delivered_so_far
 from messagestore.broker.expired import ExpiredFiles, asked_for, foreseen
@@ -31,7 +33,7 @@ from messagestore.files.writer_lock import probe_attached, probe_java, probe_wri
 from messagestore.format.config import ROCKETMQS_LEVELS, StoreConfig, java_key
 from messagestore.format.config import settings as all_settings
 from messagestore.format.layout import FILLER_UNIT_SIZE
-from messagestore.format.message import BATCH_TOPIC, MessageExt, check_topic
+from messagestore.format.message import BATCH_TOPIC, RETRY_PREFIX, MessageExt, check_topic
 from messagestore.format.record import decode_message
 from messagestore.format.record_scan import head_sizes
 from messagestore.inspect import waiting
@@ -40,14 +42,16 @@ from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.batch_search import batches_from, read_batch
 from messagestore.log.condition import Left, Traces, look
 from messagestore.log.remembered import corrected
-from messagestore.log.store_files import FIXED, Paths, config_of_records, looks_like_store
+from messagestore.log.store_files import FIXED, Identity, Paths, config_of_records, looks_like_store
 from messagestore.log.walk import Walk
 from messagestore.read.group_offsets import group_offsets
 from messagestore.read.query import KeySearch, look_message_by_offset, queue_offset_by_time, search_key
 from messagestore.read.view import StoreView
+from messagestore.signal_handlers import pass_on
 from messagestore.writer.catching_up import journal_of
 
 _TRIES = 100
+_SMALL_SIZE = 4096
 _UNITS_READ = 1 << 18
 """The number of units that are read at once when sizes are added up."""
 
@@ -56,17 +60,24 @@ __all__ = [
     "Finding",
     "KeySearch",
     "VerifyReport",
+    "corrected",
     "dump",
     "expired",
     "filters",
+    "group_places",
     "group_settings",
     "groups",
     "holds_store",
     "is_open",
+    "log_range",
     "message_at",
+    "overall",
     "search",
     "settings",
+    "stamp",
     "status",
+    "stood_at",
+    "store_times",
     "verify",
 ]
 
@@ -106,6 +117,33 @@ def settings(path: str) -> list[dict[str, Any]]:
     return rows
 
 
+def stamp(path: str) -> tuple[object, ...] | None:
+    """What is another value whenever something in a store may have changed that these functions show. It takes a
+    system call for each small file.
+
+    None: nobody can tell, because a broker is at work, which writes without a trace in small files. What happens to a
+    single segment or queue file is not seen, unless a writer of ours did it.
+    """
+    disk, paths = Disk(), Paths(path)
+    found: list[object] = []
+    for name in (paths.abort, paths.state):
+        try:
+            found.append(disk.read_head(name, _SMALL_SIZE))
+        except FileNotFoundError as error:
+            pass_on(error)
+            found.append(None)
+    identity = Identity.read(disk, paths.identity)
+    if found[0] is not None and (identity is None or identity.store_id.encode() not in cast("bytes", found[0])):
+        return None
+    folders = (paths.root, paths.spark, os.path.join(paths.root, "config"))
+    names = [os.path.join(folder, name) for folder in folders for name in sorted(disk.names(folder))]
+    for name in (*folders, *names):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(name)
+            found.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
 def is_open(path: str) -> bool:
     """Whether a writer is attached to a store, or was and has not closed it."""
     return Disk().exists(Paths(path).abort)
@@ -123,10 +161,30 @@ def status(path: str, config: StoreConfig | None = None) -> dict[str, Any]:
         return status_of(view)
 
 
-def groups(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """How far each consumer group has read each queue of its topics, and what could not be read, in words."""
+def groups(
+    path: str, config: StoreConfig | None = None, *, topic: str | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far each consumer group has read each queue of its topics, or of one topic, and what could not be read, in
+    words.
+    """
     with _view(path, config) as view:
-        return groups_of(view)
+        return groups_of(view, topic)
+
+
+def group_places(path: str, topic: str, queue_id: int) -> dict[str, int | None]:
+    """Each consumer group that reads a topic, and the number of the message of one queue that it reads next.
+
+    None: it has no offset in this queue, and begins with the first message. Where the queue ends is not looked for.
+
+    Raises
+    ------
+    CorruptionError, ConfigError
+        The offsets cannot be read, or a broker keeps them in RocksDB.
+    """
+    with _view(path, None) as view:
+        table = group_offsets(view)
+        readers = table.topics_read(view.topics().__contains__ if topic.startswith(RETRY_PREFIX) else lambda _: False)
+        return {group: table.get(topic, group).get(queue_id) for group, topics in readers.items() if topic in topics}
 
 
 def deletions(path: str, topics: Iterable[str]) -> list[dict[str, Any]]:
@@ -251,6 +309,34 @@ def _view(path: str, config: StoreConfig | None) -> Iterator[StoreView]:
         view.close()
 
 
+def log_range(path: str) -> tuple[int, int]:
+    """Where the log begins, and a physical offset behind which nothing is shown."""
+    with _view(path, None) as view:
+        view.refresh()
+        log = view.files.commit_log
+        return log.min_offset, log.max_offset if view.known_end is None else view.known_end
+
+
+def stood_at(
+    path: str, queues: Sequence[tuple[str, int]], physical_offsets: Sequence[int], config: StoreConfig | None = None
+) -> list[dict[tuple[str, int], int]]:
+    """The number of the first message of each queue at each of some physical offsets or above. The end of a queue is
+    looked for once, which takes as long as a search.
+    """
+    with _view(path, config) as view:
+        found = {queue: view.search_physicals(*queue, physical_offsets) for queue in queues}
+    return [{queue: numbers[i] for queue, numbers in found.items()} for i in range(len(physical_offsets))]
+
+
+def store_times(path: str, physical_offsets: Sequence[int]) -> list[int | None]:
+    """When the records at some physical offsets were stored, in milliseconds since 1970; None where none begins."""
+    with _view(path, None) as view:
+        view.refresh()
+        log = view.files.commit_log
+        heads = view.healed(lambda: [log.head(physical_offset) for physical_offset in physical_offsets])
+    return [None if head is None else int(head["store_timestamp_ms"]) for head in heads]
+
+
 # ---- messages
 
 
@@ -346,6 +432,7 @@ def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) ->
                     yield run.data[at : at + size].tobytes(), message
                 position = run.end
         except FileNotFoundError as error:
+            pass_on(error)
             position = _behind_deleted(view, position, error, tell)
             continue
         _check_end(view, walk, tell)
@@ -407,12 +494,12 @@ def _is_blank(log: CommitLog, position: int) -> bool:
 # ---- status
 
 
-def status_of(view: StoreView) -> dict[str, Any]:
+def status_of(view: StoreView, looked: _Looked | None = None) -> dict[str, Any]:
     """Everything that `status` shows, for JSON. `faults` lists what could not be read, in words."""
     files, paths = view.files, view.files.paths
     faults: list[str] = []
-    standing = _standing(view)
-    queues = _queues(view, faults)
+    looked = looked or _Looked(view)
+    standing, queues = looked.standing, looked.places(faults)
     batches = queues.get((BATCH_TOPIC, 0), (0, 0, 0))
     shown_end = max((end for _, _, end in queues.values()), default=files.commit_log.min_offset)
 
@@ -463,12 +550,14 @@ def _standing(view: StoreView) -> dict[str, Any]:
     """Who holds the store and how it was left: `abort`, `state` and the locks, all at one moment.
 
     A writer changes `state` before its first byte and after its last, both under the writer lock. So if neither `abort`
-    nor `state` has changed while the locks were examined, all three belong together.
+    nor `state` has changed while the locks were examined, all three belong together. They also do if the lock was held,
+    and the same writer had the store open before and after: one at work changes `state` faster than anybody looks.
     """
     for _ in range(_TRIES):
         traces = look(view.files)
         held = _holders(view)
-        if traces == look(view.files, traces.promise):
+        again = look(view.files, traces.promise)
+        if traces == again or (held["writer"] is not None and _is_at_work(traces, again)):
             break
     return {
         "heldBy": held,
@@ -476,6 +565,18 @@ def _standing(view: StoreView) -> dict[str, Any]:
         "state": _state(traces.state if view.store_id else None),
         "left": _left(traces, held),
     }
+
+
+def _is_at_work(before: Traces, after: Traces) -> bool:
+    """Whether the same writer of ours had the store open at two moments."""
+    states = before.state, after.state
+    return (
+        before.abort == after.abort
+        and before.condition.ours_open
+        and after.condition.ours_open
+        and all(state is not None and not state.recovering and not state.poisoned for state in states)
+        and len({(state.writer_pid, state.boot_hash) for state in states if state is not None}) == 1
+    )
 
 
 def _holders(view: StoreView) -> dict[str, Any]:
@@ -529,16 +630,55 @@ def _state(state: State | None) -> dict[str, Any] | None:
     }
 
 
-def _queues(view: StoreView, faults: list[str]) -> dict[tuple[str, int], tuple[int, int, int]]:
-    """The minimum offset, the maximum offset, and the physical offset after the last message, of each queue."""
-    ends_of_queues: dict[tuple[str, int], tuple[int, int, int]] = {}
+_Places = dict[tuple[str, int], tuple[int, int, int]]
+
+
+class _Looked:
+    """What several views of a store show, looked for once.
+
+    Parameters
+    ----------
+    view : StoreView
+    in_log : bool
+        Whether `places` also says where the last message of each queue ends in the log; otherwise that is 0.
+    """
+
+    def __init__(self, view: StoreView, *, in_log: bool = True) -> None:
+        self._view, self._in_log = view, in_log
+
+    @cached_property
+    def standing(self) -> dict[str, Any]:
+        """Who holds the store, and how it was left."""
+        return _standing(self._view)
+
+    def places(self, faults: list[str]) -> _Places:
+        """The minimum offset, the maximum offset, and the physical offset after the last message, of each queue. What
+        could not be read is added to `faults`, in words.
+        """
+        places, more = self._places
+        faults += more
+        return places
+
+    @cached_property
+    def _places(self) -> tuple[_Places, list[str]]:
+        faults: list[str] = []
+        return _queues(self._view, faults, in_log=self._in_log), faults
+
+
+def _queues(view: StoreView, faults: list[str], *, in_log: bool = True) -> _Places:
+    """The minimum offset, the maximum offset, and the physical offset after the last message, of each queue; 0 for the
+    latter if it is not asked for.
+    """
+    ends_of_queues: _Places = {}
     for topic, ids in sorted(view.topics().items()):
         for queue_id in ids:
             try:
-                low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
-                last = view.units(topic, queue_id, max(low, high - 1), high)
-                ends = last["physical_offset"] + last["size"]
-                ends_of_queues[(topic, queue_id)] = (low, high, int(ends.max(initial=0)))
+                low, high = view.bounds(topic, queue_id)
+                end = 0
+                if in_log:
+                    last = view.units(topic, queue_id, max(low, high - 1), high)
+                    end = int((last["physical_offset"] + last["size"]).max(initial=0))
+                ends_of_queues[(topic, queue_id)] = (low, high, end)
             except CorruptionError as error:
                 faults.append(str(error))
     return ends_of_queues
@@ -604,7 +744,7 @@ def _behind(view: StoreView) -> dict[str, int | None]:
     end = state.visible_end
     if not state.idle:
         files.commit_log.load()
-        for run in Walk(files.commit_log, end):
+        for run in Walk(files.commit_log, end, few=True):
             end = run.end
         state = files.state_file.read() or state  # what was dispatched during the walk is not behind
     return {
@@ -636,7 +776,7 @@ def _disk_size(folder: str) -> int:
 # ---- topics and queues
 
 
-def topics_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
+def topics_of(view: StoreView, looked: _Looked | None = None) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each topic that has settings or queues, and what could not be read, in words.
 
     The settings are None for a topic that has queues and no settings: a writer or a broker takes its defaults then.
@@ -644,7 +784,7 @@ def topics_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
     faults: list[str] = []
     rows = []
 
-    for row in _topics(view, _queues(view, faults)):
+    for row in _topics(view, (looked or _Looked(view, in_log=False)).places(faults)):
         config = view.files.topics.get(row["topic"])
         rows.append(
             {
@@ -670,10 +810,11 @@ def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tup
     A topic that was created and got no message yet has its queues, from 0 to 0, if it is named. `offset` is that of the
     first message that was stored at `at_ms` or later, and `storeTimestamp` its store time.
     """
-    queue_ids_by_topic = view.topics()
+    one = len(topics) == 1  # one folder is read in place of all
+    queue_ids_by_topic = {topics[0]: view.queue_ids(topics[0])} if one else view.topics()
     for topic in topics:
-        if topic not in queue_ids_by_topic and view.files.topics.get(topic) is None:
-            raise UnknownTopicError(topic, {*queue_ids_by_topic, *view.files.topics.names} - {BATCH_TOPIC})
+        if not queue_ids_by_topic.get(topic) and view.files.topics.get(topic) is None:
+            raise UnknownTopicError(topic, {*view.topics(), *view.files.topics.names} - {BATCH_TOPIC})
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
@@ -683,7 +824,7 @@ def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tup
         ids = queue_ids_by_topic.get(topic) or range(created.write_queue_nums if created is not None and topics else 0)
         for queue_id in ids:
             try:
-                low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+                low, high = view.bounds(topic, queue_id)
                 row = {
                     "topic": topic,
                     "queueId": queue_id,
@@ -713,8 +854,9 @@ def _store_time(view: StoreView, topic: str, queue_id: int, offset: int) -> int 
 # ---- consumer groups
 
 
-def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
-    """One row for each queue of the topics that groups have read, and what could not be read, in words.
+def groups_of(view: StoreView, only: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each queue of the topics that groups have read, or of one of them, and what could not be read, in
+    words.
 
     If a queue has no committed offset, the group never read it, and all of its messages are lag. If the group had read
     further than the queue's end is now, because the queue was created again or the log was cut, `beyond` says by how
@@ -724,11 +866,13 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
-    for group, topics in offsets.topics_read(view.topics().__contains__).items():
-        for topic in topics:
+    known = _Ends(view)
+    has_queues = view.topics().__contains__ if only is None or only.startswith(RETRY_PREFIX) else lambda _: False
+    for group, topics in offsets.topics_read(has_queues).items():
+        for topic in topics if only is None else [only] if only in topics else []:
             committed = offsets.get(topic, group)
             try:
-                ends = _ends_of(view, topic, committed)
+                ends = known.of(topic, committed)
             except (ConfigError, CorruptionError, MessageIllegalError) as error:
                 faults.append(str(error))
                 continue
@@ -758,7 +902,8 @@ def lag_of(
     (`log/remembered.py`), and `beyond` says by how many messages the place is too far. `lagBytes` adds the sizes of the
     records that are still there. `oldestUnread` is the store time of the first of them.
     """
-    rows, faults, remarks = _lag_of(view, committed, topics)
+    view.refresh()
+    rows, faults, remarks = _lag_of(_Ends(view), committed, topics)
     return rows, list(dict.fromkeys([*remarks, *faults]))
 
 
@@ -770,42 +915,78 @@ def group_lag_of(view: StoreView, group: str) -> tuple[list[dict[str, Any]], lis
     return lag_of(view, committed, topics)
 
 
+class _Ends:
+    """The queues of topics and what lies between their ends, each looked for once: many groups read the same topics.
+
+    Parameters
+    ----------
+    view : StoreView
+    ends : mapping of (str, int) to (int, int)
+        The first message that is there and the end of queues, as far as they are known.
+    """
+
+    def __init__(self, view: StoreView, ends: Mapping[tuple[str, int], tuple[int, int]] = MappingProxyType({})) -> None:
+        self.view = view
+        self._queue_ids: dict[str, list[int]] = {}
+        self._ends = dict(ends)
+        self._waiting: dict[tuple[str, int, int], tuple[int, int | None]] = {}
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """The ids of a topic's queues."""
+        if topic not in self._queue_ids:
+            self._queue_ids[topic] = list(self.view.queue_ids(topic))
+        return self._queue_ids[topic]
+
+    def of(self, topic: str, more: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """The ends of a topic's queues, and of more that a reader names. Of those that do not exist only one is looked
+        for: whoever wrote the reader's places may have named a million.
+        """
+        queue_ids = self.queue_ids(topic)
+        gone = sorted(set(more).difference(queue_ids))
+        ends = dict.fromkeys(sorted([*queue_ids, *gone]), (0, 0))
+        for queue_id in [*queue_ids, *gone[:1]]:
+            if (topic, queue_id) not in self._ends:
+                self._ends[topic, queue_id] = self.view.bounds(topic, queue_id)
+            ends[queue_id] = self._ends[topic, queue_id]
+        return ends
+
+    def waiting(self, topic: str, queue_id: int, first: int, high: int) -> tuple[int, int | None]:
+        """The bytes of the records from a message up to the end of its queue, and its store time."""
+        if first >= high:
+            return 0, None
+        key = (topic, queue_id, first)
+        if key not in self._waiting:
+            size = sum(
+                _records_size(self.view, topic, queue_id, start, min(high, start + _UNITS_READ))
+                for start in range(first, high, _UNITS_READ)
+            )
+            self._waiting[key] = (size, _store_time(self.view, topic, queue_id, first))
+        return self._waiting[key]
+
+
 def _lag_of(
-    view: StoreView, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
+    known: _Ends, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
 ) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """One row for each queue; what could not be read; and what is wrong with the reader's place, both in words."""
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
     remarks: list[str] = []
 
-    view.refresh()
     read: dict[str, set[int]] = {topic: set() for topic in topics}
     for topic, queue_id in committed:
         read.setdefault(topic, set()).add(queue_id)
 
     for topic in sorted(read):
         try:
-            for queue_id, ends in _ends_of(view, topic, read[topic]).items():
-                rows.append(_lag_row(view, (topic, queue_id), ends, committed.get((topic, queue_id)), remarks))
+            for queue_id, ends in known.of(topic, read[topic]).items():
+                rows.append(_lag_row(known, (topic, queue_id), ends, committed.get((topic, queue_id)), remarks))
         except (ConfigError, CorruptionError, MessageIllegalError) as error:
             faults.append(str(error))
     return rows, faults, remarks
 
 
-def _ends_of(view: StoreView, topic: str, more: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """The ends of a topic's queues, and of more that a reader names. Of those that do not exist only one is looked for:
-    whoever wrote the reader's places may have named a million.
-    """
-    queue_ids = view.queue_ids(topic)
-    gone = sorted(set(more).difference(queue_ids))
-    ends = dict.fromkeys(sorted([*queue_ids, *gone]), (0, 0))
-    for queue_id in [*queue_ids, *gone[:1]]:
-        ends[queue_id] = (view.min_offset(topic, queue_id), view.max_offset(topic, queue_id))
-    return ends
-
-
 def _lag_row(
-    view: StoreView, queue: tuple[str, int], ends: tuple[int, int], offset: int | None, remarks: list[str]
+    known: _Ends, queue: tuple[str, int], ends: tuple[int, int], offset: int | None, remarks: list[str]
 ) -> dict[str, Any]:
     topic, queue_id = queue
     low, high = ends
@@ -821,6 +1002,7 @@ def _lag_row(
     elif offset is not None and place < low:
         remarks.append(f"{topic}/{queue_id}: retention has deleted {low - place} messages that were not read")
 
+    size, oldest_ms = known.waiting(topic, queue_id, first, high)
     return {
         "topic": topic,
         "queueId": queue_id,
@@ -829,11 +1011,8 @@ def _lag_row(
         "maxOffset": high,
         "lag": high - (first if offset is None else place),
         "beyond": max(position - high, 0),
-        "lagBytes": sum(
-            _records_size(view, topic, queue_id, start, min(high, start + _UNITS_READ))
-            for start in range(first, high, _UNITS_READ)
-        ),
-        "oldestUnread": _store_time(view, topic, queue_id, first) if first < high else None,
+        "lagBytes": size,
+        "oldestUnread": oldest_ms,
     }
 
 
@@ -846,7 +1025,7 @@ def _records_size(view: StoreView, topic: str, queue_id: int, start: int, end: i
 # ---- figures
 
 
-def figures_of(view: StoreView) -> dict[str, Any]:
+def figures_of(view: StoreView, looked: _Looked | None = None) -> dict[str, Any]:
     """The numbers that a monitoring system asks for, all of them from the store's files. `faults` lists what could not
     be read, in words.
 
@@ -854,17 +1033,21 @@ def figures_of(view: StoreView) -> dict[str, Any]:
     """
     faults: list[str] = []
     files, now_ms = view.files, view.files.disk.time_ns() // 1_000_000
-    queues = _queues(view, faults)
+    looked = looked or _Looked(view)
+    queues = looked.places(faults)
     begin = files.commit_log.head(files.commit_log.min_offset) if len(files.commit_log.offsets) else None
 
     topics: dict[str, dict[str, Any]] = {}
-    for (topic, _), (low, high, _) in queues.items():
+    for (topic, _), (low, high, end) in queues.items():
         if topic != BATCH_TOPIC:
-            row = topics.setdefault(topic, {"topic": topic, "messagesIn": 0, "messages": 0})
+            row = topics.setdefault(topic, {"topic": topic, "messagesIn": 0, "messages": 0, "end": 0})
             row["messagesIn"] += high
             row["messages"] += high - low
+            row["end"] = max(row["end"], end)  # behind its newest message: a topic that begins anew has another one
 
-    ends = {queue: high for queue, (_, high, _) in queues.items()}
+    own = {queue: place for queue, place in queues.items() if queue[0] != BATCH_TOPIC and place[1]}
+    newest = max(own, key=lambda queue: own[queue][2], default=None)  # the last message in the log is this queue's
+    ends = {queue: (low, high) for queue, (low, high, _) in queues.items()}
     log_end = max((end for _, _, end in queues.values()), default=files.commit_log.min_offset)
 
     journal = journal_of(files, view.max_offset(BATCH_TOPIC, 0))
@@ -874,10 +1057,10 @@ def figures_of(view: StoreView) -> dict[str, Any]:
         "root": files.paths.root,
         "storeId": view.store_id,
         "brokerName": _broker_name(view, faults),
-        "left": _standing(view)["left"],
+        "left": looked.standing["left"],
         "unproven": _unproven(view),
         "nowMs": now_ms,
-        "newestMs": waiting.newest_ms(view, ends),
+        "newestMs": waiting.newest_ms(view, {} if newest is None else {newest: own[newest][1]}),
         "growth": waiting.growth(view, log_end, now_ms),
         "delayed": _readable(lambda: waiting.delayed(view, journal), faults),
         "openHalves": _readable(lambda: waiting.open_halves(view), faults),
@@ -887,7 +1070,7 @@ def figures_of(view: StoreView) -> dict[str, Any]:
         "diskFree": files.disk.free(files.paths.root),
         "reserveTimeMs": None if begin is None else max(0, now_ms - int(begin["store_timestamp_ms"])),
         "topics": list(topics.values()),
-        "groups": _group_figures(view, now_ms, faults),
+        "groups": _group_figures(view, ends, now_ms, faults),
         "batches": queues.get((BATCH_TOPIC, 0), (0, 0, 0))[1],
         "apps": apps,
         "staging": waiting.staged(files.paths.staging),
@@ -908,24 +1091,26 @@ def _app_figures(view: StoreView, app_id: str, entries: list[JournalEntry]) -> d
     }
 
 
-def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict[str, Any]]:
+def _group_figures(
+    view: StoreView, ends: Mapping[tuple[str, int], tuple[int, int]], now_ms: int, faults: list[str]
+) -> list[dict[str, Any]]:
     """The lag of each group and topic: messages, bytes, and for how long the oldest message waits."""
     try:
         table = group_offsets(view)
     except (ConfigError, CorruptionError) as error:  # its broker keeps them elsewhere, or the table is damaged
         faults.append(str(error))
         return []
-    figures = []
+    figures, known = [], _Ends(view, ends)
     for group, topics in table.topics_read(view.topics().__contains__).items():
         for topic in topics:
             committed = table.get(topic, group)
             try:
-                gone = sorted(committed.keys() - set(view.queue_ids(topic)))[1:]  # one tells if there can be the topic
+                gone = sorted(committed.keys() - set(known.queue_ids(topic)))[1:]  # one tells if there can be the topic
             except (ConfigError, CorruptionError, MessageIllegalError):
                 gone = []
             beyond = sum(max(committed.pop(queue_id), 0) for queue_id in gone)
             queues = {(topic, queue_id): offset for queue_id, offset in committed.items()}
-            rows, wrong, _ = _lag_of(view, queues, [topic])  # a place that is gone is the group's fault
+            rows, wrong, _ = _lag_of(known, queues, [topic])  # a place that is gone is the group's fault
             faults += wrong
             oldest = min((row["oldestUnread"] for row in rows if row["oldestUnread"] is not None), default=None)
             figures.append(
@@ -1008,8 +1193,28 @@ def rows_of(view: StoreView, name: str) -> tuple[list[dict[str, Any]], list[str]
     return _VIEWS[name](view)
 
 
-def _queues_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
-    return offsets_of(view, sorted(topic for topic in view.topics() if topic != BATCH_TOPIC), None)
+def overall(path: str, config: StoreConfig | None = None) -> dict[str, tuple[list[dict[str, Any]], list[str]]]:
+    """The rows of the views `figures`, `status`, `topics` and `queues` by name, from one look at the queues, which is
+    what takes the time of each.
+    """
+    with _view(path, config) as view:
+        looked = _Looked(view)
+        return {
+            "figures": _as_row(figures_of(view, looked)),
+            "status": _as_row(status_of(view, looked)),
+            "topics": topics_of(view, looked),
+            "queues": _queue_rows(looked),
+        }
+
+
+def _queue_rows(looked: _Looked) -> tuple[list[dict[str, Any]], list[str]]:
+    faults: list[str] = []
+    rows = [
+        {"topic": topic, "queueId": queue_id, "minOffset": low, "maxOffset": high, "messages": high - low}
+        for (topic, queue_id), (low, high, _) in looked.places(faults).items()
+        if topic != BATCH_TOPIC
+    ]
+    return rows, faults
 
 
 def _as_row(found: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -1058,7 +1263,7 @@ def _batches_of(view: StoreView) -> list[dict[str, Any]]:
 
 _VIEWS: dict[str, Callable[[StoreView], tuple[list[dict[str, Any]], list[str]]]] = {
     "topics": topics_of,
-    "queues": _queues_of,
+    "queues": lambda view: _queue_rows(_Looked(view, in_log=False)),
     "groups": groups_of,
     "segments": lambda view: (_segments_of(view), []),
     "batches": lambda view: (_batches_of(view), []),

@@ -35,7 +35,7 @@ from messagestore.log.refusals import refuse_to_read
 from messagestore.log.store_files import Identity, Paths, StoreFiles
 from messagestore.log.walk import Run, Walk, rows_of
 from messagestore.recovery.survey import bad_chunk
-from messagestore.writer.log_writer import MOST_AHEAD_MS
+from messagestore.writer.store_clock import MOST_AHEAD_MS
 
 __all__ = ["Finding", "Progress", "VerifyReport", "verify"]
 

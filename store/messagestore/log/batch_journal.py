@@ -36,6 +36,7 @@ from messagestore.format.layout import (
     JOURNAL_USER_VERSION,
 )
 from messagestore.format.record import crc32
+from messagestore.signal_handlers import pass_on
 
 PARTIAL = -1
 """Row count of a batch of which a power cut, and then a broker, left only a part."""
@@ -460,6 +461,7 @@ class BatchJournal:
                 if len(rows) and not least <= rows[column].min() <= rows[column].max() < len(numbers.by_number):
                     raise ValueError(f"a number of {column} that has no name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            pass_on(error)
             raise CorruptionError(path, JOURNAL_HEADER.size, "the names of a journal", str(error)) from error
 
         journal._rows, journal._count, journal._tidied = rows, len(rows), len(rows)
@@ -503,7 +505,8 @@ class BatchJournal:
         """
         try:
             return cls.from_bytes(disk.read(path, MAX_SIZE), path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return cls(fault=MISSING)
         except CorruptionError as error:
             return cls(complete=False, fault=str(error))
@@ -513,7 +516,8 @@ class BatchJournal:
         """Return the CRC of the store checkpoint when the journal was written, from the header; None: unknown."""
         try:
             return cls._from_header(disk.read_head(path, JOURNAL_HEADER.size), path)[0].checkpoint_crc
-        except (FileNotFoundError, CorruptionError):
+        except (FileNotFoundError, CorruptionError) as error:
+            pass_on(error)
             return None
 
     def write(self, disk: Disk, path: str, via: str, retention: int = DEFAULT_RETENTION) -> None:

@@ -96,7 +96,8 @@ class Condition:
 
     Parameters
     ----------
-    sight : Shown
+    shown : Shown
+        What readers see.
     wrote : Writer
     closed : bool
         Nobody was writing, so no record is torn.

@@ -47,6 +47,7 @@ from messagestore.format.rows import Row, Rows, together
 from messagestore.log.sealed_ends import Key
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, rows_of
+from messagestore.signal_handlers import pass_on
 
 _NO_UNIT = -1
 
@@ -198,7 +199,8 @@ class Dispatcher:
         try:
             index.check_files()
             index_rewind.rewind(index, end, self._store_time)  # it may hold some entries of what is dispatched again
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             index.load()
             index.unlink_all()
             for run in Walk(log, log.min_offset, end, Depth.FRAMING):

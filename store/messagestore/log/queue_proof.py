@@ -16,6 +16,7 @@ from messagestore.files.numbered_files import FILE_NAME
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.log.store_files import StoreFiles
+from messagestore.signal_handlers import pass_on
 
 _TAIL_SIZE = 4096
 
@@ -108,7 +109,8 @@ def is_settled(files: StoreFiles, topic: str, queue_id: int, clean_end: int) -> 
 
     try:
         file = disk.open(f"{directory}/{entries[-1][0]}")
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on(error)
         return False
 
     try:

@@ -32,6 +32,7 @@ from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.log.store_files import ABORT_WORD, Paths, StoreFiles, looks_like_store, opened_log
 from messagestore.log.walk import Depth, Run, Walk
+from messagestore.signal_handlers import pass_on
 
 _DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
 """The property in which a broker's store records the number of a message in each of its light queues."""
@@ -196,7 +197,8 @@ def _broker_crashed(disk: Disk, paths: Paths) -> bool:
     """Whether `abort` exists and does not come from this project."""
     try:
         return not disk.read_head(paths.abort, len(ABORT_WORD)).startswith(ABORT_WORD.encode())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        pass_on(error)
         return False
 
 

@@ -28,6 +28,7 @@ from messagestore.format.message import is_own_topic
 from messagestore.log.sealed_ends import Key, Seal, SealedEnds
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, rows_of
+from messagestore.signal_handlers import pass_on
 
 MOST_BEHIND = 1 << 30
 """At most this many bytes of the log are read to find out what the file does not say."""
@@ -44,7 +45,10 @@ class Fault(NamedTuple):
 
     def error(self) -> CorruptionError:
         """Return the error for callers that cannot repair the queue."""
-        hint = "The messages are in the log. `messagestore recover`, or the next writer, rebuilds the queue from it."
+        hint = (
+            "The messages are in the log. `messagestore recover`, or the next append to the queue, rebuilds the queue "
+            "from it."
+        )
         return CorruptionError(self.path, self.position, self.expected, self.found, hint=hint)
 
 
@@ -122,6 +126,7 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
     except CorruptionError as error:
         return Fault(error.path, error.physical_offset, error.expected, error.found)
     except FileNotFoundError as error:
+        pass_on(error)
         return Fault(str(error.filename), 0, wanted, "no file")
 
 
@@ -224,7 +229,8 @@ def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> S
 
         seal = Seal.of(first, unit_bytes(units), old)
         return seal if seal.physical_offset + seal.size <= limit else None
-    except (CorruptionError, FileNotFoundError):
+    except (CorruptionError, FileNotFoundError) as error:
+        pass_on(error)
         return None
 
 

@@ -26,6 +26,7 @@ from messagestore.files.disk import Disk, replace_file
 from messagestore.format.layout import ENDS_ENTRY, ENDS_FORMAT, ENDS_HEADER, ENDS_MAGIC, UNIT
 from messagestore.format.record import crc32
 from messagestore.log.log_end import Anchor
+from messagestore.signal_handlers import pass_on
 
 MAX_SIZE = 256 * 1024 * 1024
 """The file is read up to this many bytes."""
@@ -126,7 +127,8 @@ class SealedEnds:
         ends = cls()
         try:
             file = disk.open(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return ends
 
         try:
@@ -168,7 +170,8 @@ class SealedEnds:
                     self.seals.pop(key, None)
                 else:
                     self.seals[key] = Seal(seal_end, physical_offset, tags_code, crc_from, unit_size, unit_crc)
-        except (ValueError, IndexError, KeyError, TypeError, RecursionError):
+        except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
+            pass_on(error)
             return False
 
         self.clean_end, self.anchor = block_end, Anchor(position, size, anchor_crc)
@@ -183,7 +186,8 @@ class SealedEnds:
 
         try:
             file = disk.open(path, writable=True)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             file = None
 
         try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from messagestore.errors import CorruptionError, NotAStoreError
+from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
 from messagestore.files.batch_consume_queue import BATCH_QUEUE_FOLDER, BatchConsumeQueue, batch_queues
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
@@ -29,12 +29,13 @@ from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root
 from messagestore.files.topics import Topics
 from messagestore.format.config import StoreConfig, delays_of
-from messagestore.format.delay_levels import ROCKETMQS, DelayLevels
+from messagestore.format.delay_levels import MOST_ENTRIES, ROCKETMQS, DelayLevels
 from messagestore.format.hosts import pack_host
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.properties import PROPERTY_CRC
 from messagestore.format.record import crc32, decode_message
 from messagestore.log.sealed_ends import Key, SealedEnds
+from messagestore.signal_handlers import pass_on
 
 FORMAT_VERSION = 1
 _HINT = (
@@ -179,7 +180,8 @@ class Identity:
         """
         try:
             text = disk.read(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            pass_on(error)
             return None
         return cls._parsed(text, path)
 
@@ -191,6 +193,7 @@ class Identity:
             fields = json.loads(text)
             version, identity = int(fields["formatVersion"]), cls.from_fields(fields)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            pass_on(error)
             raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60]), hint=_HINT) from error
 
         if version != FORMAT_VERSION:
@@ -390,6 +393,43 @@ class StoreFiles:
             write_identity(self.disk, self.paths, identity)
             self.know(identity)
 
+    def change_levels(self, end: int) -> bool:
+        """Let `store.json` say that the delay levels of these settings count from `end` on; whether that is new.
+
+        Raises
+        ------
+        ConfigError
+            The levels have changed too often.
+        StoreFullError
+            The disk has no room; the levels are what they were.
+        OSError
+            The file cannot be written.
+        """
+        old, levels = self.commit_log.delay_levels, self.config.message_delay_level
+        changed = old.changed(end, levels, self.commit_log.min_offset)
+        if changed is old:
+            return False
+        if len(changed.entries) > MOST_ENTRIES:
+            raise ConfigError(
+                f"messageDelayLevel: found {levels!r}, and the store has {old.last!r}. Its delay levels have changed "
+                f"{len(old.entries)} times in the log that it has now, and cannot change again: programs that put in "
+                "turns give different ones. Give the same ones to all of them, or none, which means the store's. "
+                "Retention of the oldest segments makes room for changes, too",
+                key="messageDelayLevel",
+                value=levels,
+            )
+        self.keep_levels(changed)
+        if len(changed.entries) > 1:
+            _log.warning(
+                "%s: the store's delay levels were %r, and are %r from offset %d of the log on. What was put before "
+                "keeps its delays. To leave the levels as they are, give no messageDelayLevel, or that one",
+                self.paths.root,
+                old.last,
+                levels,
+                end,
+            )
+        return True
+
     @property
     def store_id(self) -> str:
         """The store's id; empty for a store that this project never wrote."""
@@ -567,7 +607,8 @@ class StoreFiles:
         """Return the content of `abort`, or None if it is absent."""
         try:
             return self.disk.read_head(self.paths.abort, 200).decode("ascii", "replace").strip()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on(error)
             return None
 
     @property
@@ -645,9 +686,9 @@ def make_root(disk: Disk, paths: Paths) -> None:
         The folder holds something else, or cannot be, because a folder above it is a file.
     """
     check_root(disk, paths)
-    made = disk.make_folders(paths.root)
-    if made:
-        disk.fsync_dir(os.path.dirname(made[0]))
+    disk.make_folders(paths.root)
+    if not disk.exists(paths.identity):
+        disk.sync_names_above(paths.root)
 
 
 def make_staging(disk: Disk, paths: Paths) -> None:

@@ -35,6 +35,7 @@ from messagestore.log.store_files import (
     write_identity,
 )
 from messagestore.log.walk import Depth, Walk
+from messagestore.signal_handlers import pass_on
 
 SEARCHED_SIZE = 4 << 30
 """This much of the newest log is searched for BATCH records if nothing else says whether there are any."""
@@ -99,6 +100,7 @@ def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
     try:
         return Identity.from_fields(journal.identity) if journal.identity else None
     except (ValueError, KeyError, TypeError) as error:
+        pass_on(error)
         raise CorruptionError(paths.journal, 0, "a copy of the store's identity", repr(error)) from error
 
 

@@ -112,8 +112,11 @@ class Walk:
         No record that begins at or above it is yielded.
     depth : Depth
     batches : bool
-        Yield each readable BATCH record as a run of its own, and read little at a time; the caller calls `jump` to
+        Yield each readable BATCH record as a run of its own, and read little at first; the caller calls `jump` to
         continue after the batch's data.
+    few : bool
+        Few records are expected, so read little at first. What lies behind a log's end is zeros, up to the end of the
+        segment.
 
     Attributes
     ----------
@@ -131,11 +134,13 @@ class Walk:
         depth: Depth = Depth.CHECKSUMS,
         *,
         batches: bool = False,
+        few: bool = False,
     ) -> None:
         self.log = log
         self.end = end
         self.depth = depth
         self.batches = batches
+        self.few = few or batches
         self.position = start
         self.stop = ScanEnd("end", 0, "", "")
         self._jump: int | None = None
@@ -146,7 +151,7 @@ class Walk:
 
     def __iter__(self) -> Iterator[Run]:
         log, end = self.log, self.end
-        least = _FIRST_READ_SIZE if self.batches else READ_SIZE
+        least = _FIRST_READ_SIZE if self.few else READ_SIZE
         size = least
 
         while end is None or self.position < end:
@@ -169,7 +174,7 @@ class Walk:
                     continue
 
             self.position = start + stop.position
-            size = least if not self.batches else min(2 * size, READ_SIZE)
+            size = least if not self.few else min(2 * size, READ_SIZE)
 
             if stop.reason == "blank":
                 following = log.segment_of(start) + log.segment_size

@@ -21,7 +21,9 @@ from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MA
 from messagestore.format.message import BATCH_TOPIC, GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
-from messagestore.read.view import READ_BYTES, READ_ROWS, StoreView
+from messagestore.read import queue_records
+from messagestore.read.queue_records import READ_BYTES, READ_ROWS
+from messagestore.read.view import StoreView
 
 LOWER, UPPER = "lower", "upper"
 _DEFAULT_COUNT = 32
@@ -68,7 +70,7 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
     if status is GetMessageStatus.FOUND:
         end = min(high, queue_offset + max(1, max_count))
         if view.files.has_batch_queues(topic):
-            blocks = view.blocks(topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES)
+            blocks = queue_records.blocks(view, topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES)
             messages = [message for block in blocks for message in block.messages()]
             return GetMessageResult(status, messages, end, low, high)
 
@@ -92,7 +94,9 @@ def message_of(view: StoreView, topic: str, queue_id: int, number: int, unit: np
     physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
     if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
         return None
-    view.check_units(topic, queue_id, np.array([number]), np.array([physical_offset]), np.array([size], np.int32))
+    queue_records.check_units(
+        view, topic, queue_id, np.array([number]), np.array([physical_offset]), np.array([size], np.int32)
+    )
     return _numbered(view, topic, queue_id, number, message_at(view, physical_offset, size))
 
 
@@ -127,7 +131,7 @@ def get_batch(
     if status is not GetMessageStatus.FOUND:
         return None
     end = min(high, queue_offset + max(1, max_count))
-    block = next(view.blocks(topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES), None)
+    block = next(queue_records.blocks(view, topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES), None)
     return None if block is None else block.decoded(columns)  # None: the topic was deleted meanwhile
 
 
@@ -155,7 +159,13 @@ def look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt 
 
 
 def _look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
-    visible = view.refresh()
+    view.refresh()
+    return _message_at(view, physical_offset)
+
+
+def _message_at(view: StoreView, physical_offset: int) -> MessageExt | None:
+    """The message at a physical offset that the last `refresh` shows; None if no record begins there."""
+    visible = view.visible
     if physical_offset < view.files.commit_log.min_offset or (
         visible.end is not None and physical_offset >= visible.end
     ):
@@ -254,10 +264,10 @@ def _messages_with(
         for queue_id in view.queue_ids(topic):
             view.max_offset(topic, queue_id)  # refuses a log that lacks segments
     # Entries hold whole seconds, and hits may be other keys with the same hash: ask for more, and check them.
-    hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
+    hits, gaps = _look_up(view, [topic], key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     if view.refresh().recovered != visible.recovered:  # a recovery began or ended meanwhile
         visible = view.visible
-        hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
+        hits, gaps = _look_up(view, [topic], key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     limit = visible.end if visible.end is not None else files.commit_log.max_offset
     for start, end in gaps:
         hits.update(_scan_for_key(view, key, start, min(end, limit)))
@@ -285,11 +295,15 @@ class KeySearch:
         How many bytes of the log were read because the index does not cover them.
     go_on : int | None
         The physical offset at which a further search begins; None: all was searched.
+    begin, end : int
+        The physical offsets of the part of the log that there is to search, by the index or without it.
     """
 
     messages: list[MessageExt]
     searched_size: int
     go_on: int | None
+    begin: int
+    end: int
 
 
 def search_key(view: StoreView, key: str, *, max_count: int, max_size: int, start: int | None = None) -> KeySearch:
@@ -306,15 +320,13 @@ def search_key(view: StoreView, key: str, *, max_count: int, max_size: int, star
 
 
 def _search_key(view: StoreView, key: str, max_count: int, max_size: int, start: int | None) -> KeySearch:
-    visible, files = view.refresh(), view.files
+    view.refresh()
+    files = view.files
     topics = {topic for topic in view.topics() if topic != BATCH_TOPIC and not files.has_batch_queues(topic)}
-    hits: set[int] = set()
-    gaps: list[tuple[int, int]] = [(files.commit_log.min_offset, NO_END_MS)]
-    for topic in topics:
-        of_topic, gaps = _look_up(view, topic, key, 2 * max_count + 64, 0, NO_END_MS)
-        hits |= of_topic if start is None else set()
+    asked = topics if start is None else ()  # whoever goes on has the hits of the index
+    hits, gaps = _look_up(view, asked, key, 2 * max_count + 64, 0, NO_END_MS)
 
-    limit = visible.end if visible.end is not None else files.commit_log.max_offset
+    limit = view.known_end if view.known_end is not None else files.commit_log.max_offset
     size, go_on = 0, None
     for gap_start, gap_end in gaps:
         position, end = max(gap_start, start or 0), min(gap_end, limit)
@@ -330,18 +342,18 @@ def _search_key(view: StoreView, key: str, max_count: int, max_size: int, start:
 
     found = deque[MessageExt](maxlen=max_count)
     for physical_offset in sorted(hit for hit in hits if files.commit_log.min_offset <= hit < limit):
-        message = _look_message_by_offset(view, physical_offset)
+        message = _message_at(view, physical_offset)
         if message is None or message.topic not in topics or not (key == message.unique_key or key in message.keys):
             continue
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_ROLLBACK:
             found.append(message)
-    return KeySearch(list(found), size, go_on)
+    return KeySearch(list(found), size, go_on, min(files.commit_log.min_offset, limit), limit)
 
 
 def _look_up(
-    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    view: StoreView, topics: Iterable[str], key: str, max_count: int, begin_ms: int, end_ms: int
 ) -> tuple[set[int], list[tuple[int, int]]]:
-    """The hits of the index, and the ranges of the log that it does not cover."""
+    """The hits of the index, at most so many in each topic, and the ranges of the log that it does not cover."""
     index, visible, position = view.files.index, view.visible, view.files.commit_log.min_offset
     hits: set[int] = set()
     gaps = []
@@ -349,7 +361,8 @@ def _look_up(
         index.load()
         if not visible.recovered:
             index.forget_unsafe(visible.clean_end)
-        hits.update(index.search(topic, key, max_count, begin_ms, end_ms))
+        for topic in topics:
+            hits.update(index.search(topic, key, max_count, begin_ms, end_ms))
         for begin, end in index.ranges():  # a crashed broker also leaves gaps between files
             gaps.append((position, begin))
             position = max(position, end)

@@ -11,6 +11,7 @@ last message is remembered, and is compared when the queue is read again.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -31,6 +32,10 @@ FEW_QUEUES = 16
 _WALK_SIZE = 1 << 20
 _WALK_SIZE_PER_QUEUE = 16 * 1024
 """The largest number of bytes of single messages that are read before the queues are read instead."""
+_SETTLED_S = 2.0
+"""How old the time of a folder must be before it is relied on. A second change may get the same time as the first: file
+systems have clocks with steps of up to two seconds.
+"""
 _LONG_LOOK_S = 0.05
 _PAUSE = 2.0
 """If reading all queues of a broker's store took long, they are read again after this many times as long."""
@@ -44,6 +49,45 @@ class _Mark(NamedTuple):
 
     end: int
     record: Anchor
+
+
+class _Listing(NamedTuple):
+    """The folders of queues when they were read, by which it is seen that they need not be read again.
+
+    Parameters
+    ----------
+    folders : tuple of str
+        `consumequeue`, and then the folders of the topics that are there.
+    times_s : tuple of float
+        When a name in each of them changed last.
+    settled : bool
+        The times certainly show the next change.
+    log_end : int | None
+        Where the log ended for readers.
+    generation : int
+        That of the view.
+    """
+
+    folders: tuple[str, ...]
+    times_s: tuple[float, ...]
+    settled: bool
+    log_end: int | None
+    generation: int
+
+    @classmethod
+    def begun(cls, view: StoreView, topics: Iterable[str]) -> _Listing:
+        """Note what the folders are like before they are read."""
+        disk, top = view.files.disk, view.files.paths.consume_queue
+        paths = (top, *(path for topic in topics if disk.is_folder(path := os.path.join(top, topic))))
+        folders = tuple(os.path.join(path, ".") for path in paths)  # where a link leads to
+        times_s = _times_s(view, folders)
+        settled = max(times_s) < disk.time_ns() / 1e9 - _SETTLED_S
+        return cls(folders, times_s, settled, view.known_end, view.generation)
+
+
+def _times_s(view: StoreView, folders: Iterable[str]) -> tuple[float, ...]:
+    """When names in folders changed last; now for a folder that is missing."""
+    return tuple(view.files.disk.modified_s(folder) for folder in folders)
 
 
 class QueueEnds:
@@ -84,6 +128,7 @@ class QueueEnds:
         self._places: dict[tuple[str, int], tuple[int, int]] = {}  # end, and where the last message before it lies
         self._mark: _Mark | None = None
         self._queue_ids: dict[str, list[int]] | None = None
+        self._listed: _Listing | None = None
         self._not_before_s = 0.0
 
     def look(self, *, find_queues: bool = True) -> Ends:
@@ -120,15 +165,15 @@ class QueueEnds:
         begin_s = time.thread_time()
         view = self.view
 
-        if find_queues or self._queue_ids is None:
-            self._queue_ids = {topic: view.queue_ids(topic) for topic in self.topics}
-            if self.topic_names is not None:
-                names = frozenset(filter(is_ordinary_topic, view.topics()))
-                self.topic_names = self.topic_names if names == self.topic_names else names
+        if self._queue_ids is None or (find_queues and not self._is_listed()):
+            self._queue_ids = self._found_queues()
+        keys = [(topic, queue_id) for topic, ids in self._queue_ids.items() for queue_id in ids]
 
-        ends = view.max_offsets((topic, queue_id) for topic, ids in self._queue_ids.items() for queue_id in ids)
+        few = len(keys) <= FEW_QUEUES
+        asked = view.max_offsets(keys, self._places) if few else view.max_offsets(keys)
+        ends = {key: asked[key] if key in asked else self._places[key][0] for key in keys}
         newest, again = (-1, 0), set[tuple[str, int]]()
-        for key, end in ends.items():
+        for key, end in asked.items():
             known_end, known_place = self._places.get(key, (0, -1))
             placed = 0 < known_end <= end and known_place >= 0
             if placed and self._place(key, known_end)[0] not in (known_place, -1):
@@ -137,12 +182,32 @@ class QueueEnds:
             self._places[key] = end, place
             newest = max(newest, (place, size))
         self.restarts = _counted(self.restarts, again)
-        self._mark = self._marked(sum(newest), *newest) if view.known_end is not None else None
+        self._mark = self._marked(sum(newest), *newest) if view.known_end is not None and not few else None
 
         took_s = time.thread_time() - begin_s
         if took_s > _LONG_LOOK_S:
             self._not_before_s = time.monotonic() + _PAUSE * took_s
         return ends
+
+    def _found_queues(self) -> dict[str, list[int]]:
+        """The queue ids of the topics, and the names of all topics if they are wanted, from the folders."""
+        view = self.view
+        listing = _Listing.begun(view, self.topics)
+        queue_ids = {topic: view.queue_ids(topic) for topic in self.topics}
+        if self.topic_names is not None:
+            names = frozenset(filter(is_ordinary_topic, view.topics()))
+            self.topic_names = self.topic_names if names == self.topic_names else names
+        self._listed = listing
+        return queue_ids
+
+    def _is_listed(self) -> bool:
+        """Whether the folders hold the queues that were found in them last. Any message may have made a new topic."""
+        listed, view = self._listed, self.view
+        if listed is None or not listed.settled or view.known_end is None or view.tail is not None:
+            return False
+        if self.topic_names is not None and view.known_end != listed.log_end:
+            return False
+        return listed.generation == view.generation and listed.times_s == _times_s(view, listed.folders)
 
     def _place(self, key: tuple[str, int], end: int) -> tuple[int, int]:
         """The physical offset and the size of the last message before an end; (-1, 0) if its unit is missing."""
@@ -162,7 +227,7 @@ class QueueEnds:
         view, mark, limit = self.view, self._mark, self.view.known_end
         if mark is None or limit is None or limit < mark.end or len(self.ends) <= FEW_QUEUES:
             return None
-        if view.record_crc(mark.record.position, mark.record.size) != mark.record.crc:
+        if self._has_other_topics() or view.record_crc(mark.record.position, mark.record.size) != mark.record.crc:
             return None
         if limit == mark.end:
             return self.ends
@@ -179,6 +244,11 @@ class QueueEnds:
             self._places[key] = walk.ends[key], self._place(key, walk.ends[key])[0]
         self._mark = self._marked(limit, *walk.last)
         return walk.ends if walk.grown else self.ends
+
+    def _has_other_topics(self) -> bool:
+        """Whether topics were made or deleted since the folders were read: the log does not tell of deleted ones."""
+        listed = self._listed
+        return listed is None or _times_s(self.view, listed.folders[:1]) != listed.times_s[:1]
 
     def _walked(self, position: int, limit: int) -> _Walk | None:
         walk = _Walk(self, limit)

@@ -24,10 +24,12 @@ from messagestore.format import arguments
 from messagestore.format.frame_columns import FRAME_COLUMNS, FrameProjection
 from messagestore.format.gathered import Gathered
 from messagestore.format.message import check_readable_queue, is_ordinary_topic
+from messagestore.read import queue_records
 from messagestore.read.ahead import Ahead
 from messagestore.read.decoding import Decoder
 from messagestore.read.query import find_keys, runs_of
-from messagestore.read.view import READ_BYTES, READ_ROWS, StoreView
+from messagestore.read.queue_records import READ_BYTES, READ_ROWS
+from messagestore.read.view import StoreView
 
 Bound: TypeAlias = int | datetime | Mapping[tuple[str, int], int] | None
 """Where a scan begins or ends: a queue offset, a store time, or a queue offset for each of some queues."""
@@ -194,7 +196,7 @@ class Scan:
             decoder = Decoder(read, tags=self.tags, keys=self.keys, stored_ms=self._stored_ms)
             with Ahead(_parts(view, ranges, decoder.tags_codes), _READ_AHEAD) as parts:
                 rows = self._filtered(_decoded(decoder, parts))
-                yield from combined(rows) if self.leaves_out else rows
+                yield from _one_at_least(self.projection.arrow_schema, combined(rows) if self.leaves_out else rows)
         finally:
             view.close()
 
@@ -210,7 +212,7 @@ def _parts(
     view: StoreView, ranges: Iterable[tuple[str, int, int, int]], tags_codes: frozenset[int] | None
 ) -> Iterator[Gathered]:
     for topic, queue_id, first, end in ranges:
-        yield from view.blocks(topic, queue_id, first, end, READ_ROWS, READ_BYTES, tags_codes)
+        yield from queue_records.blocks(view, topic, queue_id, first, end, READ_ROWS, READ_BYTES, tags_codes)
 
 
 def _decoded(decoder: Decoder, parts: Iterator[Gathered]) -> Iterator[pa.RecordBatch]:
@@ -219,6 +221,13 @@ def _decoded(decoder: Decoder, parts: Iterator[Gathered]) -> Iterator[pa.RecordB
         del part  # so that the next part can use its memory
         for messages in decoded_parts:
             yield from decoder.rows(messages)
+
+
+def _one_at_least(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, or an empty one: Polars makes no frame of none."""
+    first = next(batches, None)
+    yield pa.record_batch([pa.array([], field.type) for field in schema], schema) if first is None else first
+    yield from batches
 
 
 def combined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -23,61 +23,48 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore.errors import (
     ConfigError,
     CorruptionError,
-    MagicError,
     NotAStoreError,
     NotRecoveredError,
-    OffsetOutOfRangeError,
-    StoreError,
     StoreWentBackwardsError,
 )
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.broker_name import read_broker_name
-from messagestore.files.commit_log import GAP, HEAD_READ_SIZE
+from messagestore.files.commit_log import HEAD_READ_SIZE
 from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
-from messagestore.files.disk import Disk, File
+from messagestore.files.disk import Disk
 from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.state import State, boot_hash
 from messagestore.files.store_settings import read_settings
 from messagestore.files.writer_lock import is_writing
-from messagestore.format import record_columns, record_scan
+from messagestore.format import record_scan
 from messagestore.format.config import FLUSHED, StoreConfig
-from messagestore.format.gathered import Gathered
-from messagestore.format.inner_batch import single_records
-from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.record_scan import MIN_RECORD_SIZE
-from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.log.condition import Promise, Shown, Traces, look
 from messagestore.log.lost_end import lost_segments
 from messagestore.log.refusals import check_readable_topic, refuse_to_read
-from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store
-from messagestore.read.ahead import Ahead
+from messagestore.log.store_files import Paths, StoreFiles
+from messagestore.read.pinned import PinnedFolders
 from messagestore.read.proven_tail import ProvenTail, find_killed_tail, find_proven_tail, tell
 from messagestore.read.sight import NumbersLeft, SealBroken, Sealed, Sight, Units, Unrecovered, UpTo
+from messagestore.signal_handlers import pass_on
 
 _log = logging.getLogger(__name__)
 _TRIES = 2
 _HEALING_TRIES = 5
 """How often a read is repeated because files that it needs were deleted meanwhile."""
-READ_ROWS = record_columns.BLOCK_ROWS
-READ_BYTES = 16 * 1024 * 1024
-_READ_AHEAD = 2
-_EXTENSION_ADDRESS = -(1 << 31) - 1
-"""A tags code at or below this is no hash: it points to the extension file of a broker's ConsumeQueue."""
-_MOST_GAPS = 4
-"""How many times the requested bytes may be read in order to read the records of a sparse queue together."""
 
 _LOOK_S = 0.1
 """The longest wait for a change of `state`: a broker that takes the store over does not change it."""
@@ -169,12 +156,9 @@ class StoreView:
         disk = disk or Disk()
         refuse_to_read(disk, paths, config)
 
-        self._folders: dict[str, File] = {}
-        self._identity_file: File | None = None
-        self._pin_folders(disk, paths)
-
+        self._pinned = PinnedFolders(disk, paths)
         config = (config or StoreConfig()).completed(read_settings(disk, paths.settings))
-        self.files = StoreFiles(paths, config, self._read_identity(disk, paths), disk)
+        self.files = StoreFiles(paths, config, self._pinned.identity, disk)
         self.files.load(index=False)
 
         self._ends: dict[tuple[str, int], int] = {}
@@ -243,7 +227,7 @@ class StoreView:
         files = self.files
         self.check_place()
         if files.identity is None:
-            files.know(self._read_identity(files.disk, files.paths))
+            files.know(self._pinned.read_identity())
         self._forget_deleted()
 
         traces = look(files, self._promise)
@@ -472,23 +456,6 @@ class StoreView:
 
     # ---- the place
 
-    def _pin_folders(self, disk: Disk, paths: Paths) -> None:
-        """Keep the folders open, in order to compare them later with what is at their paths."""
-        for path in (paths.root, paths.commit_log):
-            if path not in self._folders:
-                try:
-                    self._folders[path] = disk.open_folder(path)
-                except FileNotFoundError:
-                    continue  # a store without messages has no log folder yet
-
-    def _read_identity(self, disk: Disk, paths: Paths) -> Identity | None:
-        """Read `spark/store.json`, and keep the file open in order to notice another one."""
-        try:
-            self._identity_file = disk.open(paths.identity)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return Identity.read(disk, paths.identity)
-
     def check_place(self) -> None:
         """Check that the folders at the paths, and the identity in them, are those that were opened.
 
@@ -501,45 +468,13 @@ class StoreView:
         StoreWentBackwardsError
             Another store, or a copy of this one, is there.
         """
-        files = self.files
-        disk, paths = files.disk, files.paths
-        for folder in self._folders.values():
-            if not disk.folder_at_path(folder):
-                raise self._moved()
-        if len(self._folders) < 2:  # root and log
-            self._pin_folders(disk, paths)
-        if self._identity_file is not None and not disk.at_path(self._identity_file):
-            now = Identity.read(disk, paths.identity)
-            if now is not None and now.store_id != files.store_id:
-                raise self._moved()
-            identity = self._read_identity(disk, paths)  # a new file with the same id: other delay levels
-            if identity is not None:
-                files.know(identity)
-
-    def _moved(self) -> StoreError:
-        """The error for a folder that is no longer at its path."""
-        disk, paths = self.files.disk, self.files.paths
-        self._drop_files()  # some may have been opened at the path since then
-        opened = f"the folder that was opened (store {self.store_id or 'without an id'})"
-        what = "Open the store at the place where it is now"
-
-        if not looks_like_store(disk, paths):
-            place_now = "another folder, without a store in it," if disk.is_folder(paths.root) else "nothing"
-            text = f"{paths.root}: found {place_now} where {opened} was: it was renamed, deleted or unmounted. {what}"
-            return NotAStoreError(text, path=paths.root)
-
         try:
-            identity = Identity.read(disk, paths.identity)
-            place_now = f"store {identity.store_id}" if identity is not None else "a store without an id"
-            if identity is not None and identity.store_id == self.store_id:
-                place_now = f"a copy of store {identity.store_id}"
-        except StoreError as error:
-            place_now = f"a store that cannot be read ({error})"
-
-        return StoreWentBackwardsError(
-            f"{paths.root}: found {place_now} in another folder than {opened}: it was restored, replaced or created "
-            f"again. {what}"
-        )
+            identity = self._pinned.check()
+        except (NotAStoreError, StoreWentBackwardsError):
+            self._drop_files()  # some may have been opened at the path since then
+            raise
+        if identity is not None:
+            self.files.know(identity)
 
     def _forget_deleted(self) -> None:
         """Find out whether retention has deleted the first segments. This takes one system call if it has not.
@@ -569,11 +504,12 @@ class StoreView:
             try:
                 return look()
             except FileNotFoundError as error:
+                pass_on(error)
                 missing = error
-                self._heal()
+                self.heal()
         raise CorruptionError(str(missing.filename), 0, "this file", "none") from missing
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
         """Read all folders again."""
         self.check_place()
         self._forget_deleted()
@@ -677,10 +613,18 @@ class StoreView:
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The number of the first message of a queue that is not visible (yet)."""
         key = (topic, queue_id)
+        end = self._end(key)
+        if self.sight.end is None and self.files.abort_is_ours:  # a writer of ours took over meanwhile
+            self.refresh()
+            self._ends.pop(key, None)
+            end = self._end(key)
+        return end
+
+    def _end(self, key: tuple[str, int]) -> int:
         tail = self.sight.tail
         if tail is not None and key in tail.units:
             return tail.queue_end(key)
-        queue = self._queue(topic, queue_id)
+        queue = self._queue(*key)
         end = self._visible_end(key, self._ends.get(key, 0))
         while end and end == queue.end_file_queue_offset:  # the last known file is full: there may be more files
             queue.load()
@@ -690,24 +634,39 @@ class StoreView:
         self._ends[key] = end
         return end
 
+    def _still_ends(self, key: tuple[str, int], end: int, physical_offset: int) -> bool:
+        """Whether a queue certainly ends where it did, behind the same message."""
+        limit = self.sight.end
+        if limit is None or self.sight.tail is not None or self._ends.get(key) != end:
+            return False
+        queue = self.files.queue(*key)
+        try:
+            return bool(queue.offsets) and self._at_path(queue) and queue.still_ends(end, physical_offset, limit)
+        except FileNotFoundError as error:
+            pass_on(error)
+            return False  # retention, or whoever deletes the topic, has just deleted it
+
     def _visible_end(self, key: tuple[str, int], hint: int) -> int:
         """The maximum offset of a queue in the files that are known."""
         sight = self.sight
         try:
-            end = sight.queue_end(key, hint, hint_was_end=key in self._ends)
+            return sight.queue_end(key, hint, hint_was_end=key in self._ends)
         except SealBroken as broken:
             self.refresh()
             if self.sight is sight:
                 raise broken.fault.error() from None
-            end = self._visible_end(key, 0)  # a writer opened the store meanwhile
-        if sight.end is None and self.files.abort_is_ours:  # a writer of ours took over meanwhile
-            self.refresh()
-            return self.files.queue(*key).end(hint=0, limit=self.visible.end)
-        return end
+            return self._visible_end(key, 0)  # a writer opened the store meanwhile
 
-    def max_offsets(self, queues: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def max_offsets(
+        self,
+        queues: Iterable[tuple[str, int]],
+        known: Mapping[tuple[str, int], tuple[int, int]] = MappingProxyType({}),
+    ) -> dict[tuple[str, int], int]:
         """The maximum offsets of many queues at one moment. Together they include all of a Spark batch, or nothing of
         it.
+
+        `known` has the ends that some queues had, each with the physical offset of the message before it. A queue for
+        which that is still so is left out of the result, which takes a tenth of the time.
 
         Under a broker's rules the queues are read one after the other. If a writer of ours opened the store meanwhile,
         `abort` or the counter of `state` shows it, and the queues are read again. If writers open and close the store
@@ -722,7 +681,11 @@ class StoreView:
                 if state is not None and not state.recovering and state.boot_hash == boot_hash():
                     visible = self.visible = Visible(state.visible_end, state.counter, state.clean_end)
                     self.sight = UpTo(self.files, state.visible_end, self._numbers_left(state))
-            ends = {key: self.max_offset(*key) for key in keys}
+            ends = {
+                key: self.healed(functools.partial(self._end, key))
+                for key in keys
+                if key not in known or not self._still_ends(key, *known[key])
+            }
             if self.visible == visible and (visible.end is not None or self.refresh() == visible):
                 return ends
         raise AssertionError("unreachable")
@@ -735,14 +698,29 @@ class StoreView:
         self._forget_deleted()
         return self.search_physical(topic, queue_id, self.files.commit_log.min_offset)
 
-    @healing
     def search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
         """The number of the first message of a queue at a physical offset or above; its maximum offset if there is
         none.
         """
+        return self.search_physicals(topic, queue_id, [physical_offset])[0]
+
+    @healing
+    def search_physicals(self, topic: str, queue_id: int, physical_offsets: Sequence[int]) -> list[int]:
+        """The same for several physical offsets. The queue's end is looked for once."""
         end = self.max_offset(topic, queue_id)  # first, since it loads the files that were added
-        tail, key = self.sight.tail, (topic, queue_id)
-        if not self._queue(topic, queue_id).offsets and (tail is None or key not in tail.units):
+        return [self._search_physical((topic, queue_id), each, end) for each in physical_offsets]
+
+    @healing
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The minimum and the maximum offset of a queue, whose end is looked for once."""
+        self._forget_deleted()
+        end = self.max_offset(topic, queue_id)
+        return self._search_physical((topic, queue_id), self.files.commit_log.min_offset, end), end
+
+    def _search_physical(self, key: tuple[str, int], physical_offset: int, end: int) -> int:
+        """As `search_physical`, for a queue whose end was just looked for."""
+        tail = self.sight.tail
+        if not self.files.queue(*key).offsets and (tail is None or key not in tail.units):
             return end
         return min(self.sight.search_physical(key, physical_offset), end)
 
@@ -754,13 +732,23 @@ class StoreView:
         A broker's store times go back when its clock is set back. By up to `_SET_BACK_MS`, the number is exact: the
         search begins that much earlier, and looks at each message from there on.
         """
-        left, end = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
+        left, end = self.bounds(topic, queue_id)
         right, before_ms = end, timestamp_ms - (0 if self.own else _SET_BACK_MS)
+
+        def stored_ms(number: int) -> int | None:
+            units = self.units(topic, queue_id, number, number + 1)
+            head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+            return None if head is None else int(head["store_timestamp_ms"])
+
+        first_ms, last_ms = (None, None) if left == end else (stored_ms(left), stored_ms(end - 1))
+        if last_ms is not None and last_ms <= before_ms:  # most often nothing was stored since the time, or everything
+            left = end
+        elif first_ms is not None and first_ms > before_ms:
+            right = left
         while left < right:
             middle = (left + right) // 2
-            units = self.units(topic, queue_id, middle, middle + 1)
-            head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
-            if head is not None and int(head["store_timestamp_ms"]) > before_ms:
+            middle_ms = stored_ms(middle)
+            if middle_ms is not None and middle_ms > before_ms:
                 right = middle
             else:
                 left = middle + 1
@@ -805,278 +793,10 @@ class StoreView:
         crc = log.crc(position, position + size)
         return NoBytes.NOT_REACHED if crc < 0 else crc
 
-    # ---- records
-
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        start: int,
-        end: int,
-        columns: Sequence[str],
-        *,
-        verify_body_crc: bool = True,
-        max_rows: int = READ_ROWS,
-        max_bytes: int = READ_BYTES,
-    ) -> Iterator[pa.RecordBatch]:
-        """Read the messages `start..end` of a queue as record batches, in order, each message once.
-
-        A thread reads the next records meanwhile.
-
-        Parameters
-        ----------
-        start, end : int
-            Queue offsets; `end` at most `max_offset`.
-        columns : sequence of str
-            Names in `record_columns.COLUMNS`; nothing else is decoded.
-        max_rows, max_bytes : int
-            The limits of one batch, in messages and bytes of records. A batch has at least one message.
-
-        Raises
-        ------
-        CorruptionError
-            A unit and its record do not agree, or a CRC does not match. The error names file and offset.
-        OffsetOutOfRangeError
-            Retention has deleted the next message, at `queue_offset`; `min` is the first one that is left. All messages
-            before it were given.
-        StoreClosedError
-            The iteration was begun before a fork.
-        """
-        blocks = self.blocks(topic, queue_id, start, end, max_rows, max_bytes)
-
-        def decoded(block: Gathered) -> pa.RecordBatch:
-            return block.decoded(columns, verify_body_crc=verify_body_crc)
-
-        if end - start <= max_rows:
-            yield from map(decoded, blocks)
-            return
-        with Ahead(
-            blocks, _READ_AHEAD
-        ) as made:  # reading and copying do not need the GIL, which the CRCs hold for long
-            yield from map(decoded, made)
-
-    def blocks(
-        self,
-        topic: str,
-        queue_id: int,
-        start: int,
-        end: int,
-        max_rows: int,
-        max_bytes: int,
-        tags_codes: frozenset[int] | None = None,
-    ) -> Iterator[Gathered]:
-        """The messages of a queue as bytes, up to `max_rows` messages and `max_bytes` bytes at a time.
-
-        Parameters
-        ----------
-        tags_codes : frozenset of int | None
-            Only the messages whose unit has one of these tags codes. A unit that has no tags code is passed on, too:
-            those of delayed messages, which have a time instead, and those that point to an extension file.
-        """
-        position = start
-        codes = None if tags_codes is None or topic == SCHEDULE_TOPIC else np.array(sorted(tags_codes), np.int64)
-        while position < end:
-            try:
-                block = self._block(topic, queue_id, position, min(end, position + max_rows), max_bytes, codes)
-            except FileNotFoundError as error:
-                self._check_retention(topic, queue_id, position)
-                if self.max_offset(topic, queue_id) <= position:
-                    raise self._went_back(topic, queue_id, position) from error
-                raise CorruptionError(str(error.filename), 0, "this file", "none") from error
-            if block is None:
-                self._check_retention(topic, queue_id, position)
-                raise self._went_back(topic, queue_id, position)
-            position = block.end
-            yield block
-            del block  # so that the next block can use its memory
-
-    def _block(
-        self, topic: str, queue_id: int, position: int, end: int, max_bytes: int, codes: NDArray[np.int64] | None
-    ) -> Gathered | None:
-        """The next messages of a queue; None if the first of them is no longer in the queue or in the log."""
-        units = self.units(topic, queue_id, position, end)
-        if not len(units) or 0 <= int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
-            return None
-
-        end = position + len(units)
-        rows = np.arange(len(units), dtype=np.int64)
-        all_offsets = units["physical_offset"].astype(np.int64)
-
-        if codes is not None:
-            rows = rows[np.isin(units["tags_code"], codes) | (units["tags_code"] <= _EXTENSION_ADDRESS)]
-            if not len(rows):
-                none = np.empty(0, np.int64)
-                sizes, path = none.astype(np.int32), self.files.paths.commit_log
-                return Gathered(topic, queue_id, position, end, none, none, sizes, none.astype(np.uint8), none, path)
-
-        sizes = units["size"][rows].astype(np.int32)
-        physical_offsets = all_offsets[rows]
-        costs = sizes
-        if self.files.has_batch_queues(topic):  # the messages of one record are read together
-            costs = np.where(np.diff(physical_offsets, prepend=-1) == 0, 0, sizes).astype(np.int32)
-
-        count = max(1, int(np.searchsorted(np.cumsum(costs, dtype=np.int64), max_bytes, side="right")))
-        gaps = physical_offsets[1:count] - physical_offsets[: count - 1] - sizes[: count - 1]
-        read_together = np.cumsum(costs[1:count] + np.where((gaps > 0) & (gaps <= GAP), gaps, 0), dtype=np.int64)
-        count = 1 + int(np.searchsorted(read_together, _MOST_GAPS * max_bytes, side="right"))
-        if count < len(rows):
-            end = position + int(rows[count])
-
-        queue_offsets = position + rows[:count]
-        sizes, physical_offsets = sizes[:count], physical_offsets[:count]
-        self.check_units(topic, queue_id, queue_offsets, physical_offsets, sizes)
-        if self.files.has_batch_queues(topic):
-            return self._gathered_singly(topic, queue_id, position, queue_offsets, physical_offsets, sizes)
-
-        data, positions = self.files.commit_log.gather(physical_offsets, sizes)
-        self.check_place()  # after reading, because files are opened by their paths
-
-        renumbered = None
-        if not self.own:
-            renumbered = self._in_order(topic, queue_id, position, all_offsets)[rows[:count]]
-        path = self.files.paths.commit_log
-        return Gathered(
-            topic, queue_id, position, end, queue_offsets, physical_offsets, sizes, data, positions, path, renumbered
-        )
-
-    def _gathered_singly(
-        self,
-        topic: str,
-        queue_id: int,
-        start: int,
-        queue_offsets: NDArray[np.int64],
-        physical_offsets: NDArray[np.int64],
-        sizes: NDArray[np.int32],
-    ) -> Gathered:
-        """Messages of a batch queue, each with a record of its own that is made from its part of the inner batch."""
-        queue, log, path = self.files.queue(topic, queue_id), self.files.commit_log, self.files.paths.commit_log
-
-        places, firsts = np.unique(physical_offsets, return_index=True)
-        data, positions = log.gather(places, sizes[firsts])
-        # After reading, because files are opened by their paths.
-        self.check_place()
-
-        records_of_units: list[bytes] = []
-        for row, (place, first) in enumerate(zip(places.tolist(), firsts.tolist(), strict=True)):
-            at, size = int(positions[row]), int(sizes[first])
-            records = single_records(data[at : at + size].tobytes(), path, place)
-            skipped = int(queue_offsets[first]) - queue.number_in_record(int(queue_offsets[first]))
-            wanted = int(np.count_nonzero(physical_offsets == place))
-            if skipped + wanted > len(records):
-                said = f"unit {int(queue_offsets[first]) + wanted - 1} of {topic}/{queue_id}"
-                raise MagicError(path, place, said, f"a record with {len(records)} messages")
-            records_of_units += records[skipped : skipped + wanted]
-
-        lengths = np.fromiter(map(len, records_of_units), np.int32, len(records_of_units))
-        ends = np.cumsum(lengths, dtype=np.int64)
-        return Gathered(
-            topic,
-            queue_id,
-            start,
-            start + len(records_of_units),
-            queue_offsets,
-            physical_offsets,
-            lengths,
-            np.frombuffer(b"".join(records_of_units), np.uint8),
-            ends - lengths,
-            path,
-        )
-
-    def _in_order(
-        self, topic: str, queue_id: int, position: int, physical_offsets: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Which units point to a place after the record of the unit before.
-
-        A broker that restores a deleted topic gives its records the next units, whatever numbers they contain. Even so,
-        each unit points to a later record than the one before, so no record is in its queue twice.
-        """
-        before = self.units(topic, queue_id, max(position - 1, 0), position)
-        filled = not len(before) or int(before["size"][0]) == FILLER_UNIT_SIZE
-        last = -1 if filled else int(before["physical_offset"][0])
-        renumbered: NDArray[np.bool_] = np.diff(physical_offsets, prepend=last) > 0
-        return renumbered
-
-    def _check_retention(self, topic: str, queue_id: int, position: int) -> None:
-        """Raise an error if the message at `position` was deleted with the first segments of the log.
-
-        Raises
-        ------
-        OffsetOutOfRangeError
-            The message was deleted. The error says how many messages are gone, from this one to the first that is left.
-        NotAStoreError, StoreWentBackwardsError
-            The whole store is missing, or another one is there.
-        """
-        self._heal()
-        begin = self.min_offset(topic, queue_id)
-        if not self.files.queue(topic, queue_id).offsets or begin <= position:
-            return
-
-        high = self.max_offset(topic, queue_id)
-        raise OffsetOutOfRangeError(
-            f"{topic}/{queue_id}: {begin - position} messages from {position} on are gone, because retention has "
-            f"deleted their segments. The queue holds {begin} to {high}",
-            topic=topic,
-            queue_id=queue_id,
-            queue_offset=position,
-            min=begin,
-            max=high,
-        )
-
-    def check_units(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offsets: NDArray[np.int64],
-        physical_offsets: NDArray[np.int64],
-        sizes: NDArray[np.int32],
-    ) -> None:
-        """Refuse units that cannot belong to a record, before anything is read or allocated for them.
-
-        Raises
-        ------
-        MagicError
-            The size of a unit is not that of a record, or exceeds the room in its segment.
-        StoreWentBackwardsError
-            The queue has other units now: its topic was deleted or made again while it was read.
-        """
-        log = self.files.commit_log
-        room = log.file_size - BLANK.size - (physical_offsets - log.min_offset) % log.file_size
-        bad = np.flatnonzero((sizes <= 0) | (sizes > room) | (physical_offsets < 0))
-        if len(bad):
-            row = int(bad[0])
-            queue_offset = int(queue_offsets[row])
-            self._check_same_unit(topic, queue_id, queue_offset, int(physical_offsets[row]), int(sizes[row]))
-            raise MagicError(
-                self.files.queue(topic, queue_id).place(queue_offset)[0],
-                queue_offset,
-                f"unit {queue_offset} of {topic}/{queue_id}",
-                f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",
-            )
-
-    def _check_same_unit(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> None:
-        """Refuse a queue that no longer has a unit that was read a moment ago."""
-        self.refresh()
-        end = self.max_offset(topic, queue_id)
-        units = self.units(topic, queue_id, queue_offset, queue_offset + 1)
-        same = len(units) and (int(units["physical_offset"][0]), int(units["size"][0])) == (physical_offset, size)
-        if end <= queue_offset or not same:
-            raise self._went_back(topic, queue_id, queue_offset)
-
-    def _went_back(self, topic: str, queue_id: int, queue_offset: int) -> StoreWentBackwardsError:
-        return StoreWentBackwardsError(
-            f"{topic}/{queue_id}: message {queue_offset} was visible, and is gone or is another; the queue ends at "
-            f"{self.max_offset(topic, queue_id)} now. Its topic was deleted or made again while it was read, or the "
-            "store was restored"
-        )
-
     def close(self) -> None:
         """Close all files."""
         self.files.close()
-        for held in (*self._folders.values(), self._identity_file):
-            if held is not None:
-                held.close()
+        self._pinned.close()
         if self._watch is not None:
             self._watch.close()
         self._watch, self._watch_at_s = None, math.inf
-        self._folders.clear()
-        self._identity_file = None

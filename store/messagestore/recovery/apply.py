@@ -32,6 +32,7 @@ from messagestore.log.walk import Depth, Walk, rows_of
 from messagestore.recovery.decide import Derived, Durable, IndexStep, Plan
 from messagestore.recovery.examine import Examination, rebuild_begun, rebuild_words
 from messagestore.recovery.journal import is_partial, journal_up_to
+from messagestore.signal_handlers import pass_on
 from messagestore.writer.log_writer import LogWriter
 
 _LOGGER = logging.getLogger(__name__)
@@ -147,11 +148,14 @@ class _Changes:
             replace_file(disk, target, bytes(self.log.read_array(end, size)), via=paths.temporary("cut"))
             self.report.saved = target
         except OSError as error:
+            pass_on(error)
             self.report.notes.append(f"{ranges[-1][1] - end} torn bytes at {end} could not be saved ({error})")
 
     def _make_durable(self) -> None:
         """Make sure that what is kept above the clean end is on the disk."""
         start, end = self.survey.start, self.plan.end
+        # The dead writer may have created segments, also behind the end: they stay, and their names may be unsynced.
+        self.log.note_names()
         # After a failed sync, the page cache may show bytes that are not on the disk, so they are written again.
         if self.plan.durable is Durable.REWRITTEN:
             self.log.rewrite(start, end)
@@ -374,6 +378,7 @@ class _Changes:
         except SyncFailedError:
             raise
         except OSError as error:
+            pass_on(error)
             _LOGGER.warning("%s: the report of this recovery could not be kept: %s", paths.root, error)
         self.kept = report
 

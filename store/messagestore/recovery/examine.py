@@ -44,6 +44,7 @@ from messagestore.recovery.decide import (
 from messagestore.recovery.journal import batch_units, read_journal
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.survey import Survey, Surveyor
+from messagestore.signal_handlers import pass_on
 
 _OWN_TOPICS = (BATCH_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC)
 """The topics that this project writes without a name in `topics.json`."""
@@ -55,7 +56,8 @@ def rebuild_begun(files: StoreFiles) -> Derived:
     """What a recovery was making again when it was killed, as `spark/rebuild` says."""
     try:
         words = files.disk.read(files.paths.rebuild).split()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on(error)
         return Derived.NOTHING
     begun = Derived.NOTHING
     if _QUEUES in words:
@@ -144,8 +146,8 @@ class Examination:
             return "`state` is older than the log was"
         if journal.fault:
             return "the journal cannot be used"
-        if self._topics_changed():
-            return "the folder of a topic is missing"
+        if self._queues_changed():
+            return "the folder of a queue is missing"
         if batch_units(files, journal, clean_end) < journal.covered:
             return "the queue of BATCH records is shorter than the journal says"
         if any(any(self.log.read(segment, 8)) for segment in self.log.offsets if segment > clean_end):
@@ -159,15 +161,18 @@ class Examination:
             return self.journal.queues != {}  # if the log had only records without a unit, there never was a folder
         return index is not None and not index.files and self.checkpoint.index_timestamp_ms > 0
 
-    def _topics_changed(self) -> bool:
-        """Whether a topic that had units at the last clean end has no folder now.
+    def _queues_changed(self) -> bool:
+        """Whether a queue that had units at the last clean end has no folder now.
 
         A broker that deletes a topic also removes it from `topics.json`: the journal then forgets the topic, and if it
         is created again, it begins without messages. If only the folder is missing, that is an accident, and its queues
-        are rebuilt.
+        are rebuilt. Until then they would seem to be empty beside a session that writes to others.
         """
-        folders = set(self.files.disk.names(self.files.paths.consume_queue))
-        return any(topic not in folders for topic in self.journal.queues or ())
+        return any(
+            not set(range(first, last + 1)) <= set(self.queues.get(topic, ()))
+            for topic, ranges in (self.journal.queues or {}).items()
+            for first, last in ranges
+        )
 
     # ---- before the walk
 

@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from messagestore.errors import BrokerError, ConfigError, ProtocolError, StoreUnavailableError, UnknownTopicError
+from messagestore.errors import BrokerError, ProtocolError, StoreUnavailableError, UnknownTopicError
 from messagestore.remoting import codes
 from messagestore.remoting.connection import ANSWER_TIMEOUT_S, Answer, Call, Connection
+from messagestore.remoting.name_servers import NameServers
 from messagestore.remoting.routes import Broker, Route, brokers_of, json_of, route_of
-from messagestore.remoting.settings import RemotingSettings, host_and_port
+from messagestore.remoting.settings import RemotingSettings
 
 ROUTE_S = 5.0
 """For how long a route is used before the name servers are asked again."""
@@ -29,7 +30,7 @@ class Client:
     Parameters
     ----------
     name_servers : str
-        `host:port`, several with semicolons between them.
+        `host:port`, several with semicolons between them; or the URL of a server that lists them.
     settings : RemotingSettings, optional
 
     Raises
@@ -40,15 +41,16 @@ class Client:
 
     def __init__(self, name_servers: str, settings: RemotingSettings | None = None) -> None:
         self.settings = settings or RemotingSettings()
-        self.name_servers = tuple(address.strip() for address in name_servers.split(";") if address.strip())
-        for address in self.name_servers:
-            host_and_port(address)
-        if not self.name_servers:
-            raise ConfigError("name servers: found none; allowed is host:port;host:port", key="path")
+        self.name_servers = NameServers(name_servers, self.settings)
+        self.key = (self.name_servers.text, self.settings, self.settings.file_states())
+        """Clients with the same key connect to the same servers as the same user."""
 
         self._connections: dict[str, Connection] = {}
         self._routes: dict[str, tuple[float, Route]] = {}
         self._brokers: tuple[float, dict[str, Broker]] | None = None
+        self._begun_s = 0.0
+        self.connect_count = 0
+        """How many connections were made."""
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -67,6 +69,7 @@ class Client:
             connection = self._connections.get(address)
             if connection is None or connection.is_broken:
                 connection = self._connections[address] = Connection(address, self.settings)
+                self.connect_count += 1
             return connection
 
     def send(
@@ -189,7 +192,7 @@ class Client:
         answer = self._ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, {codes.SUCCESS, codes.TOPIC_NOT_EXIST})
         if answer.code == codes.TOPIC_NOT_EXIST:
             self._routes.pop(topic, None)
-            raise UnknownTopicError(topic, (), f"The name servers {';'.join(self.name_servers)} know no broker with it")
+            raise UnknownTopicError(topic, (), f"The name servers {self.name_servers} know no broker with it")
         route = route_of(answer)
         self._routes[topic] = now_s, route
         return route
@@ -235,7 +238,7 @@ class Client:
                 _log.warning(
                     "topic %s: the name servers %s know no broker with it %s. They are asked again for up to %g s",
                     topic,
-                    ";".join(self.name_servers),
+                    self.name_servers,
                     words,
                     self.settings.retry_timeout_s,
                 )
@@ -249,10 +252,17 @@ class Client:
         except (KeyError, TypeError) as error:
             raise ProtocolError(f"{answer.address}: found a list of topics that cannot be read: {error!r}") from None
 
-    def brokers(self) -> dict[str, Broker]:
-        """All brokers that the name servers know, by their names, as these said within the last seconds."""
+    def brokers(self, *, within_s: float | None = None) -> dict[str, Broker]:
+        """All brokers that the name servers know, by their names, as these said within the last seconds.
+
+        Parameters
+        ----------
+        within_s : float
+            What they said to an earlier user of this client counts, too, if it is not older than this.
+        """
         now_s = time.monotonic()
-        if self._brokers is not None and self._pid == os.getpid() and now_s - self._brokers[0] < ROUTE_S:
+        since_s = max(now_s - ROUTE_S, self._begun_s) if within_s is None else now_s - within_s
+        if self._brokers is not None and self._pid == os.getpid() and self._brokers[0] > since_s:
             return self._brokers[1]
         answer = self._ask(codes.GET_BROKER_CLUSTER_INFO, {}, _SUCCESS)
         try:
@@ -271,8 +281,8 @@ class Client:
         until_s = time.monotonic() + self.settings.retry_timeout_s
         pauses = _pauses()
         while True:
-            failures = []
-            for address in self.name_servers:
+            failures = list[StoreUnavailableError]()
+            for address in self._name_servers_now(failures):
                 try:
                     return self.request(address, code, fields, accepts=accepts, broker="name server", repeats=False)
                 except StoreUnavailableError as error:
@@ -281,6 +291,7 @@ class Client:
                     if error.code not in codes.BUSY:
                         raise
                     failures.append(StoreUnavailableError(str(error)))
+            self.name_servers.gave_no_answer()
 
             pause_s = next(pauses)
             if time.monotonic() + pause_s >= until_s:
@@ -288,6 +299,34 @@ class Client:
                     f"no name server answers: {'; '.join(map(str, failures))}. Start one, or correct the addresses"
                 ) from failures[-1]
             time.sleep(pause_s)
+
+    def _name_servers_now(self, failures: list[StoreUnavailableError]) -> tuple[str, ...]:
+        """The name servers to ask; none, and one more failure, if they cannot be found."""
+        try:
+            return self.name_servers.addresses()
+        except StoreUnavailableError as error:
+            failures.append(error)
+            return ()
+
+    def begin(self) -> None:
+        """Serve another user, who asks the name servers himself."""
+        self._routes.clear()
+        self._begun_s = time.monotonic()
+
+    def keep_idle(self) -> bool:
+        """Close the connections that cannot be used by somebody else later. Returns whether one is left.
+
+        A connection is closed if requests are under way on it: their answers may be large, and nobody wants them. What
+        has arrived on the others is read, and so the end of a connection is noticed.
+        """
+        if self._pid != os.getpid():
+            return False
+        with self._lock:
+            connections = list(self._connections.items())
+        for address, connection in connections:
+            if not connection.is_idle():
+                self.drop(address)
+        return bool(self._connections)
 
     def close(self) -> None:
         """Close all connections. A later request makes new ones."""

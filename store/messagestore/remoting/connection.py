@@ -31,8 +31,9 @@ from messagestore.remoting.frames import (
     texts_of,
     unpacked,
 )
-from messagestore.remoting.settings import RemotingSettings, host_and_port
+from messagestore.remoting.settings import RemotingSettings, host_and_port, tls_context
 from messagestore.remoting.signing import Credentials
+from messagestore.signal_handlers import is_of_handler, pass_on
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
@@ -180,6 +181,7 @@ class Connection:
         try:
             plain = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
         except OSError as error:
+            pass_on(error)
             raise StoreUnavailableError(f"{self.address}: no connection: {error}") from error
 
         try:
@@ -187,9 +189,12 @@ class Connection:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEP_ALIVE:
                 plain.setsockopt(socket.IPPROTO_TCP, option, value)
-            return _with_tls(plain, host, self._settings) if self._settings.use_tls else plain
+            if not self._settings.use_tls:
+                return plain
+            return tls_context(self._settings).wrap_socket(plain, server_hostname=host)
         except (OSError, ssl.SSLError) as error:
             plain.close()
+            pass_on(error)
             raise StoreUnavailableError(f"{self.address}: no connection: {error}") from error
         except BaseException:
             plain.close()
@@ -199,6 +204,13 @@ class Connection:
     def is_broken(self) -> bool:
         """Whether it can be used no longer."""
         return self._broken is not None
+
+    def is_idle(self) -> bool:
+        """Whether it works, and no request is under way. What has arrived is read."""
+        while self._broken is None and not self._calls and self._has_arrived():
+            with self._turn:
+                self._take_turn(_SHORTEST_S)
+        return self._broken is None and not self._calls and self._frame is None and not self._filled
 
     # ---- requests
 
@@ -239,8 +251,10 @@ class Connection:
                     self._socket.settimeout(ANSWER_TIMEOUT_S)
                     for piece in pieces:
                         self._socket.sendall(piece)
-        except OSError as error:
+        except BaseException as error:
             self._break(error)  # a frame of which a part was sent leaves nothing to go on with
+            if not isinstance(error, OSError) or is_of_handler(error):
+                raise
         if self._broken is not None:
             raise self._broken
 
@@ -307,20 +321,21 @@ class Connection:
             self._socket.settimeout(timeout_s)
             buffer = self._head if self._frame is None else self._frame
             count = self._socket.recv_into(memoryview(buffer)[self._filled :])
-        except TimeoutError:
-            return
-        except (OSError, ValueError) as error:
-            self._break(error)
-            return
-        if not count:
-            self._break(ConnectionResetError("the other side closed the connection"))
-            return
+            if not count:
+                raise ConnectionResetError("the other side closed the connection")
 
-        self._filled += count
-        if self._frame is not None:
-            self._take_frame(self._frame)
-        if self._frame is None and self._filled == SIZE_BYTES:
-            self._begin_frame()
+            self._filled += count
+            if self._frame is not None:
+                self._take_frame(self._frame)
+            if self._frame is None and self._filled == SIZE_BYTES:
+                self._begin_frame()
+        except BaseException as error:
+            of_handler = is_of_handler(error)
+            if isinstance(error, TimeoutError) and not of_handler:
+                return
+            self._break(error)  # where the next frame begins is not known: what has come may not be counted
+            if of_handler or not isinstance(error, OSError | ValueError):
+                raise
 
     def _begin_frame(self) -> None:
         """Make room for the frame whose size has come, and for the size of the next one."""
@@ -361,13 +376,15 @@ class Connection:
 
     # ---- the end
 
-    def _break(self, error: Exception) -> None:
+    def _break(self, error: BaseException) -> None:
         """Fail all that is under way: no answer can arrive any more."""
         if self._broken is None:
             self._broken = (
                 error
                 if isinstance(error, ProtocolError | ConfigError)
-                else StoreUnavailableError(f"{self.address}: the connection broke: {error}")
+                else StoreUnavailableError(
+                    f"{self.address}: the connection broke: {str(error) or type(error).__name__}"
+                )
             )
         with contextlib.suppress(OSError):
             # A thread that waits for an answer wakes up. TLS's own method takes away what that thread reads with.
@@ -382,11 +399,3 @@ class Connection:
     def close(self) -> None:
         """Close the socket. What is under way fails."""
         self._break(ConnectionAbortedError("it was closed here"))
-
-
-def _with_tls(plain: socket.socket, host: str, settings: RemotingSettings) -> ssl.SSLSocket:
-    context = ssl.create_default_context(cafile=settings.ca_file or None)
-    context.check_hostname = settings.check_host_name
-    if settings.cert_file:
-        context.load_cert_chain(settings.cert_file, settings.key_file or None)
-    return context.wrap_socket(plain, server_hostname=host)

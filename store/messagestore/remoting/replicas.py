@@ -20,6 +20,7 @@ _TOLD_AFTER_S = 1.0
 _MOST_UNDER_WAY = 256
 """How many requests are sent before their answers are read: so many, and their small answers, fit into buffers."""
 _SUCCESS = frozenset({codes.SUCCESS})
+_NO_OTHERS: Mapping[int, Collection[int]] = {}
 _log = logging.getLogger(__name__)
 
 Request = tuple[int, Mapping[str, object]]
@@ -104,10 +105,10 @@ class Replicas:
         return self._address
 
     def _choose(self) -> None:
-        broker = self.client.brokers().get(self.name)
+        broker = self.client.brokers(within_s=STAY_S).get(self.name) or self.client.brokers().get(self.name)
         if broker is None:
             raise StoreUnavailableError(
-                f"broker {self.name}: the name servers {';'.join(self.client.name_servers)} do not know it. Is it down?"
+                f"broker {self.name}: the name servers {self.client.name_servers} do not know it. Is it down?"
             )
 
         choices = sorted(broker.addresses.items(), key=lambda item: (item[0] == MASTER_ID) == self._slaves_first)
@@ -140,10 +141,15 @@ class Replicas:
         """Send one request, and do not wait for its answer."""
         return self.client.send(address, *request)
 
-    def asked(self, requests: Sequence[Request], accepts: Collection[int] = _SUCCESS) -> list[Answer]:
+    def asked(self, requests: Sequence[Request], accepts: Mapping[int, Collection[int]] = _NO_OTHERS) -> list[Answer]:
         """Send requests, all under way at once, and return their answers in their order.
 
         All answers are of the same broker. What is asked for must change nothing, since it may be asked for twice.
+
+        Parameters
+        ----------
+        accepts : mapping of int to collection of int
+            For the codes of requests, the codes of answers that are returned; for others, it is `SUCCESS` alone.
 
         Raises
         ------
@@ -174,11 +180,14 @@ class Replicas:
                     continue
             patience.wait(failure)
 
-    def _answers(self, address: str, requests: Sequence[Request], accepts: Collection[int]) -> Iterator[Answer]:
+    def _answers(
+        self, address: str, requests: Sequence[Request], accepts: Mapping[int, Collection[int]]
+    ) -> Iterator[Answer]:
         for first in range(0, len(requests), _MOST_UNDER_WAY):
-            calls = [self.send(address, request) for request in requests[first : first + _MOST_UNDER_WAY]]
-            for call in calls:
+            some = requests[first : first + _MOST_UNDER_WAY]
+            calls = [self.send(address, request) for request in some]
+            for (code, _), call in zip(some, calls, strict=True):
                 answer = call.answer()
-                if answer.code not in accepts:
+                if answer.code not in accepts.get(code, _SUCCESS):
                     raise refused(answer, self.name)
                 yield answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from dataclasses import dataclass
 
 from messagestore.errors import ConfigError
@@ -44,6 +46,33 @@ class RemotingSettings:
     check_host_name: bool = True
     retry_timeout_s: float = 30.0
     serialization: str = JSON
+
+    def file_states(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """What is another value after one of the files was changed. Connections read them when they are made."""
+        return tuple(map(_state_of, (self.credentials_file, self.ca_file, self.cert_file, self.key_file)))
+
+
+def _state_of(name: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(name)
+    except OSError:  # there is none; connecting will say what is wrong with it
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def tls_context(settings: RemotingSettings) -> ssl.SSLContext:
+    """How the certificate of a server is checked, and which one the client shows.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    """
+    context = ssl.create_default_context(cafile=settings.ca_file or None)
+    context.check_hostname = settings.check_host_name
+    if settings.cert_file:
+        context.load_cert_chain(settings.cert_file, settings.key_file or None)
+    return context
 
 
 def host_and_port(address: str) -> tuple[str, int]:

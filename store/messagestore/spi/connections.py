@@ -33,6 +33,7 @@ from messagestore.errors import (
     StoreUnavailableError,
 )
 from messagestore.format.json_text import bounded_json
+from messagestore.signal_handlers import is_of_handler
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.wire import failures, frames, values, versions
 
@@ -212,6 +213,8 @@ class Attempt:
 
         connection.close()
         self._deadline.was_sent |= connection.was_sent and not isinstance(error, _AgainError)
+        if is_of_handler(error):
+            return False
         if isinstance(error, ssl.SSLCertVerificationError):
             raise StoreUnavailableError(
                 f"{self._link.url}: the server's certificate is not trusted ({error.verify_message}). Give the "

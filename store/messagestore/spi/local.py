@@ -57,6 +57,7 @@ from messagestore.log.store_files import (
     make_staging,
     with_levels,
 )
+from messagestore.read import queue_records
 from messagestore.read.group_offsets import add_progress, group_offsets
 from messagestore.read.proven_tail import ProvenTail
 from messagestore.read.query import find_keys
@@ -242,8 +243,11 @@ class LocalReader:
 
     def _seek(self, queue: Queue, physical_offset: int | None, after_ms: int | None) -> int:
         view = self._view
-        first = view.max_offset(*queue) if physical_offset is None else view.search_physical(*queue, physical_offset)
-        return first if after_ms is None else min(first, view.offset_behind_time(*queue, after_ms))
+        behind = None if after_ms is None else view.offset_behind_time(*queue, after_ms)
+        if physical_offset is None:
+            return view.max_offset(*queue) if behind is None else behind
+        first = view.search_physical(*queue, physical_offset)
+        return first if behind is None else min(first, behind)
 
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The bytes at a place, as a record."""
@@ -313,8 +317,8 @@ class LocalReader:
         try:
             for range_ in ranges:
                 view = self._view
-                yield from view.blocks(
-                    range_.topic, range_.queue_id, range_.start, range_.end, max_rows, max_size, tags_codes
+                yield from queue_records.blocks(
+                    view, range_.topic, range_.queue_id, range_.start, range_.end, max_rows, max_size, tags_codes
                 )
         except OffsetOutOfRangeError:
             if planned is not None:

@@ -14,6 +14,10 @@ from messagestore.remoting.settings import host_and_port
 
 ROCKETMQ = "rocketmq"
 """The scheme of brokers: `rocketmq://ns1:9876;ns2:9876`, with the addresses of name servers."""
+_LISTED = (f"{ROCKETMQ}+http", f"{ROCKETMQ}+https")
+"""Brokers, too: the rest is the URL of a server that lists name servers (RocketMQ's `rocketmq.namesrv.domain`)."""
+_LIST_PATH = "/rocketmq/nsaddr"
+"""Where RocketMQ's clients ask such a server."""
 OPENERS = {
     **dict.fromkeys(("http", "https"), "messagestore.spi.remote:REMOTE_STORES"),
     ROCKETMQ: "messagestore.spi.rocketmq:ROCKETMQ_STORES",
@@ -23,6 +27,7 @@ store is opened, so nobody else needs what it imports.
 """
 
 _URL = re.compile(r"([A-Za-z][\w+.-]*):")
+_BROKER = re.compile(r"[\w.%-]*")
 _VARIABLES = {
     "token_file": "MESSAGESTORE_TOKEN_FILE",
     "ca_file": "MESSAGESTORE_CA_FILE",
@@ -128,9 +133,12 @@ class Location:
         """
         path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
         url = _URL.match(path)
-        if url is not None and url[1].lower() in OPENERS:
-            checked = _checked_brokers(path) if url[1].lower() == ROCKETMQ else _checked_url(path)
-            return cls(checked, url[1].lower(), RemoteSettings.of())
+        scheme = "" if url is None else url[1].lower()
+        if scheme in _LISTED:
+            return cls(_checked_list(path), ROCKETMQ, RemoteSettings.of())
+        if scheme in OPENERS:
+            checked = _checked_brokers(path) if scheme == ROCKETMQ else _checked_url(path)
+            return cls(checked, scheme, RemoteSettings.of())
         if not path or "\0" in path or path.startswith("~") or url is not None:
             raise _refused(text)
         return cls(os.path.abspath(path))
@@ -151,18 +159,26 @@ class Location:
         return self.scheme == ROCKETMQ
 
     @property
+    def _list_url(self) -> str:
+        """The URL of the server that lists the name servers of a cluster; empty: they are named here."""
+        url = self.text.partition("#")[0]
+        return url.removeprefix(f"{ROCKETMQ}+") if url.startswith(_LISTED) else ""
+
+    @property
     def name_servers(self) -> str:
-        """The addresses of the name servers of a cluster."""
-        return self.text.partition("://")[2].partition("/")[0]
+        """The addresses of the name servers of a cluster, or the URL of a server that lists them."""
+        return self._list_url or self.text.partition("://")[2].partition("/")[0]
 
     @property
     def broker(self) -> str:
         """The name of the broker of a cluster that is meant; empty: all of them."""
-        return self.text.partition("://")[2].partition("/")[2]
+        return self.text.partition("#")[2] if self._list_url else self.text.partition("://")[2].partition("/")[2]
 
     def of_broker(self, name: str) -> Location:
         """One broker of this cluster."""
-        return replace(self, text=f"{ROCKETMQ}://{self.name_servers}/{name}")
+        url = self._list_url
+        text = f"{ROCKETMQ}+{url}#{name}" if url else f"{ROCKETMQ}://{self.name_servers}/{name}"
+        return replace(self, text=text)
 
     @property
     def is_remote(self) -> bool:
@@ -191,6 +207,7 @@ def location_words() -> str:
     schemes = " or ".join(f"{scheme}://host:port" for scheme in sorted(OPENERS) if scheme != ROCKETMQ)
     served = f", or the URL of a store that is served ({schemes}, without user and query)" if schemes else ""
     brokers = f", or {ROCKETMQ}://host:port;host:port with name servers of RocketMQ" if ROCKETMQ in OPENERS else ""
+    brokers += f", or {_LISTED[0]}://host:port{_LIST_PATH} with a server that lists them" if brokers else ""
     return f"{folder}{served}{brokers}"
 
 
@@ -200,13 +217,12 @@ def _checked_brokers(text: str) -> str:
     if re.match(r"https?://", address, re.IGNORECASE):
         raise ConfigError(
             f"path: found {text!r:.200}, with the URL of a server that lists name servers (rocketmq.namesrv.domain); "
-            f"allowed are the name servers themselves: {ROCKETMQ}://host:port;host:port. `curl {address:.200}` shows "
-            f"them",
+            f"allowed is {ROCKETMQ}+{address:.200}",
             key="location",
             value=text,
         )
     servers, _, broker = address.rstrip("/").partition("/")
-    if not servers or not re.fullmatch(r"[\w.%-]*", broker):
+    if not servers or not _BROKER.fullmatch(broker):
         raise _refused(text)
     try:
         for address in servers.split(";"):
@@ -214,6 +230,16 @@ def _checked_brokers(text: str) -> str:
     except ConfigError:
         raise _refused(text) from None
     return f"{ROCKETMQ}://{servers}" + (f"/{broker}" if broker else "")
+
+
+def _checked_list(text: str) -> str:
+    """The URL of a list of name servers, with RocketMQ's own path if it has none; perhaps `#` and a broker."""
+    url, _, broker = text.partition("#")
+    if not _BROKER.fullmatch(broker) or ";" in url:
+        raise _refused(text)
+    scheme, _, rest = _checked_url(url).partition("://")
+    path = "" if "/" in rest else _LIST_PATH
+    return f"{scheme.lower()}://{rest}{path}" + (f"#{broker}" if broker else "")
 
 
 def _checked_url(text: str) -> str:

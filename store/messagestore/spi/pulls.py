@@ -13,6 +13,7 @@ caller decodes, the broker prepares what comes next, also that of the next queue
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -249,6 +250,11 @@ class Pull:
 
     # ---- requests
 
+    def ask_ahead(self) -> None:
+        """Send the first requests, and do not wait. If nobody is there, `blocks` says so."""
+        with contextlib.suppress(StoreError):
+            self._fill(self._replicas.address(), self._span.start)
+
     def _answer(self, position: int) -> tuple[Answer, int]:
         """The answer to the request for `position`, and the end of what it was for."""
         while True:
@@ -399,6 +405,7 @@ class Pull:
         missing = first + count
         has = int(records.queue_offsets[count]) if count < len(records.sizes) else None
         begin, queue_end = self._bounds()
+        begin = self._first_in_log(begin)
         if missing < begin:
             raise self._deleted(missing, begin, queue_end)
         raise CorruptionError(
@@ -418,6 +425,16 @@ class Pull:
             and int(records.queue_offsets[-1]) >= end
             and len(np.unique(records.physical_offsets)) < len(records.sizes)
         )
+
+    def _first_in_log(self, begin: int) -> int:
+        """The first message of the queue that the log has. Retention deletes the log first, and then what leads to it:
+        until then, the broker answers a pull for a message that is gone with the first one that is there.
+        """
+        fields = pull_fields(self._span.topic, self._span.queue_id, begin, 1, self._group)
+        (answer,) = self._replicas.asked([(codes.PULL_MESSAGE, fields)], {codes.PULL_MESSAGE: ANSWERS})
+        if answer.code != codes.SUCCESS or not len(answer.body):
+            return begin
+        return max(begin, int(Records.of([answer.body], self._path).queue_offsets[0]))
 
     def _bounds(self) -> tuple[int, int]:
         fields = {"topic": self._span.topic, "queueId": self._span.queue_id}

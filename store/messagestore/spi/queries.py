@@ -9,13 +9,13 @@ answer is filtered here, and older messages are asked for with an earlier end, u
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 from messagestore.errors import UnknownTopicError
 from messagestore.format.message import MessageExt
 from messagestore.format.record import decode_message
 from messagestore.remoting import Answer, Client, codes
+from messagestore.remoting.idle_clients import given_back
 from messagestore.remoting.replicas import Replicas
 from messagestore.spi.location import Location
 from messagestore.spi.pulls import Records
@@ -28,7 +28,7 @@ _MOST = 64
 _INDEX_STEP_MS = 1000
 """An index has whole seconds, so a message may be up to a second newer than its entry says."""
 _LATEST_MS = 1 << 62
-_ANSWERS = frozenset({codes.SUCCESS, codes.QUERY_NOT_FOUND})
+_ACCEPTED = {codes.QUERY_MESSAGE: frozenset({codes.SUCCESS, codes.QUERY_NOT_FOUND})}
 
 Hit = tuple[str, MessageExt]
 """The name of a broker, and a message that it has."""
@@ -69,7 +69,8 @@ def query_brokers(
     StoreUnavailableError
         A broker does not answer.
     """
-    with contextlib.closing(client_of(location)) as client:
+    client = client_of(location)
+    try:
         names = sorted(client.route(topic).queues)
         if location.broker:
             if location.broker not in names:
@@ -82,6 +83,8 @@ def query_brokers(
             messages = list(query.newest(count, begin_ms, _LATEST_MS if end_ms is None else end_ms))
             hits += [(name, message) for message in messages]
             faults += query.faults
+    finally:
+        given_back(client)
     hits.sort(key=lambda hit: (hit[1].store_timestamp_ms, hit[0], hit[1].physical_offset))
     return hits[-count:], faults
 
@@ -124,7 +127,7 @@ class _Query:
             "endTimestamp": end_ms,
             _UNIQUE_FIELD: self._unique,
         }
-        (answer,) = self._replicas.asked([(codes.QUERY_MESSAGE, fields)], _ANSWERS)
+        (answer,) = self._replicas.asked([(codes.QUERY_MESSAGE, fields)], _ACCEPTED)
         return [] if answer.code == codes.QUERY_NOT_FOUND else self._decoded(answer)
 
     def _decoded(self, answer: Answer) -> list[MessageExt]:

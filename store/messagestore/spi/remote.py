@@ -25,7 +25,7 @@ from messagestore.errors import ProtocolError, StoreClosedError, StoreUnavailabl
 from messagestore.files.staging_files import Write
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
-from messagestore.format.record_columns import Rows
+from messagestore.format.rows import Rows, divided
 from messagestore.spi.connections import Attempt, Connection, Deadline, Link, link_to, to_text
 from messagestore.spi.interface import (
     GATHERED_ROWS,
@@ -47,6 +47,8 @@ from messagestore.spi.wire import frames, parts, values
 
 LOOK_S = 0.05
 """For how long an answer about the ends counts as the newest."""
+FRAME_SIZE = 16 * 1024 * 1024
+"""Rows with more bytes are sent as several frames. A server takes 64 MiB unless `--frame` says otherwise."""
 KEPT_SIZE = 64 * 1024 * 1024
 """So many bytes of a file that is being staged are kept here, to be sent again if the server is restarted."""
 _FIRST_SIZE = 4 * 1024 * 1024
@@ -393,15 +395,16 @@ class RemoteStaging:
         self._alive: threading.Thread | None = None
 
     def write(self, chunk: Rows) -> None:
-        """Append encoded records."""
-        pieces = parts.pack_rows(chunk)
-        self._size += sum(map(len, pieces))
-        self._kept.append(pieces)
-        if self._size < _FIRST_SIZE:
-            return
-        self._send(None)
-        if self._size > KEPT_SIZE:
-            self._kept, self._sent, self._is_whole = [], 0, False
+        """Append encoded records, divided into frames that a server takes."""
+        for part in divided(chunk, FRAME_SIZE):
+            pieces = parts.pack_rows(part)
+            self._size += sum(map(len, pieces))
+            self._kept.append(pieces)
+            if self._size < _FIRST_SIZE:
+                continue
+            self._send(None)
+            if self._size > KEPT_SIZE:
+                self._kept, self._sent, self._is_whole = [], 0, False
 
     def finish(self) -> StagedFile:
         """Complete the file."""

@@ -10,10 +10,12 @@ for may be asked with the permission of a consumer.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from messagestore.errors import (
     BrokerError,
     ConfigError,
+    CorruptionError,
     StoreClosedError,
     StoreUnavailableError,
     StoreWentBackwardsError,
@@ -33,6 +36,7 @@ from messagestore.format.gathered import Gathered
 from messagestore.format.message import is_ordinary_topic
 from messagestore.log.remembered import corrected
 from messagestore.remoting import Answer, Client, RemotingSettings, Route, codes
+from messagestore.remoting.idle_clients import given_back, taken
 from messagestore.remoting.replicas import Replicas, Request
 from messagestore.spi.interface import (
     GATHERED_ROWS,
@@ -59,9 +63,17 @@ ALL_S = 5.0
 """How often a broker that keeps requests is asked all the same: a queue may have become shorter, or have come."""
 NAMES_S = 5.0
 """How long the names of topics are kept before the name servers are asked again."""
+MEANS_S = 30.0
+"""How long the mean size of a queue's records counts for whoever follows it."""
 _SAMPLED = 32
-_NOT_FOUND = frozenset({codes.SUCCESS, codes.QUERY_NOT_FOUND})
-_VIEWED = frozenset({codes.SUCCESS, codes.SYSTEM_ERROR})
+_ACCEPTED = {
+    codes.PULL_MESSAGE: ANSWERS,
+    codes.VIEW_MESSAGE_BY_ID: frozenset({codes.SUCCESS, codes.SYSTEM_ERROR}),
+    codes.QUERY_CONSUMER_OFFSET: frozenset({codes.SUCCESS, codes.QUERY_NOT_FOUND}),
+}
+"""The answers to requests for what may not be there."""
+_NEWS_ANSWERS = {**_ACCEPTED, codes.PULL_MESSAGE: ANSWERS | {codes.TOPIC_NOT_EXIST}}
+"""The same with those after which a topic was deleted: its ends, which are asked for then, say so better."""
 
 
 class RocketMQStores:
@@ -81,10 +93,10 @@ class RocketMQStores:
         if not name:
             names = sorted(client.brokers())
             if len(names) != 1:
-                client.close()
+                given_back(client)
                 raise ConfigError(
                     f"{location}: found the brokers {', '.join(names) or 'none'}; allowed is one. Give one of them, as "
-                    f"in {location}/{(names or ['broker-a'])[0]}",
+                    f"in {location.of_broker((names or ['broker-a'])[0])}",
                     key="path",
                     value=str(location),
                 )
@@ -112,15 +124,15 @@ class RocketMQStores:
                 names = {name for topic in topics for name in _route(client, topic, waits=waits).queues}
             return {name: location.of_broker(name) for name in sorted(names)}
         finally:
-            client.close()
+            given_back(client)
 
 
 ROCKETMQ_STORES = RocketMQStores()
 
 
 def client_of(location: Location) -> Client:
-    """A client of the cluster at a location."""
-    return Client(location.name_servers, remoting_settings(location.settings))
+    """A client of the cluster at a location, which `given_back` takes in the end."""
+    return taken(location.name_servers, remoting_settings(location.settings))
 
 
 def remoting_settings(settings: RemoteSettings) -> RemotingSettings:
@@ -152,6 +164,36 @@ def _route(client: Client, topic: str, *, fresh: bool = False, waits: bool = Fal
         return Route()
 
 
+@dataclass
+class _Look:
+    """What a broker said since a look at its ends. It is asked for the same again only after the next look.
+
+    Whoever follows queues asks the same several times in a step: what he read last, where his step ends, and what of it
+    is planned. What changes after the look is found by the tasks, or with the next look.
+    """
+
+    connect_count: int
+    """Of the client, when all queues were asked for: with another connection, nothing of this may hold."""
+    address: str = ""
+    """Who said it."""
+    begun_s: float = field(default_factory=time.monotonic)
+    begins: Queues = field(default_factory=dict)
+    places: dict[tuple[Queue, int], Place | None] = field(default_factory=dict)
+    """By queue and offset."""
+    lasts: dict[tuple[int, int], LastRecord] = field(default_factory=dict)
+    """By position and size, with store times."""
+
+    def without(self, queues: Container[Queue]) -> _Look:
+        """What still holds when some queues have new messages: nothing that was said of these, or of the log."""
+        return _Look(
+            self.connect_count,
+            self.address,
+            self.begun_s,
+            {queue: begin for queue, begin in self.begins.items() if queue not in queues},
+            {item: place for item, place in self.places.items() if item[0] not in queues},
+        )
+
+
 class RocketMQReader:
     """The store of a running broker, opened for reading.
 
@@ -169,6 +211,10 @@ class RocketMQReader:
         self._group = location.settings.group or GROUP
         self._path = str(location.of_broker(name))
         self._waits = Waits(self._replicas, self._group)
+        self._look: _Look | None = None
+        """None: nobody follows queues, so each question is asked."""
+        self._means: dict[Queue, tuple[float, float]] = {}
+        """When the mean size of a queue's records was asked for, and the size."""
         self._instance, self._serials = uuid.uuid4().hex, itertools.count()
         self._answers: dict[tuple[tuple[str, ...], bool], Ends] = {}
         self._looked_s: dict[tuple[tuple[str, ...], bool], float] = {}
@@ -182,7 +228,7 @@ class RocketMQReader:
         """A topic that is read. ACL 2.0 asks for one even with a request for a place in the log."""
         self._is_closed = False
 
-    def _asked(self, requests: Sequence[Request], accepts: frozenset[int] = frozenset({codes.SUCCESS})) -> list[Answer]:
+    def _asked(self, requests: Sequence[Request], accepts: Mapping[int, frozenset[int]] = _ACCEPTED) -> list[Answer]:
         if self._is_closed:
             raise StoreClosedError(f"{self._path}: this reader is closed. Open another one")
         return self._replicas.asked(requests, accepts)
@@ -209,7 +255,7 @@ class RocketMQReader:
         while self._name not in self._client.brokers():
             patience.wait(
                 StoreUnavailableError(
-                    f"{self._path}: the name servers {';'.join(self._client.name_servers)} do not know broker "
+                    f"{self._path}: the name servers {self._client.name_servers} do not know broker "
                     f"{self._name}. Is it down?"
                 )
             )
@@ -251,8 +297,8 @@ class RocketMQReader:
                 return before
 
         queues = self._awaited_queues(topics)
-        ends = dict(zip(queues, self._max_offsets(queues), strict=True))
         self._topic = next((topic for topic, _ in queues), self._topic)
+        ends = self._looked_at(queues, follows=since is not None)
         for queue, end in ends.items():
             if end < self._ends.get(queue, 0) and not self._replicas.is_slave:
                 self._shrinks[queue] = self._shrinks.get(queue, 0) + 1
@@ -293,7 +339,7 @@ class RocketMQReader:
 
         patience = self._replicas.patience()
         while True:
-            self._asked([])  # until the name servers know the broker, which told them its topics when it came
+            self._await_broker()
             queues = self._queues(topics, fresh=True)
             lost = self._lost(topics, queues)
             if not lost:
@@ -311,9 +357,59 @@ class RocketMQReader:
         self._deleted.difference_update(queues)
         return {queue for queue in self._ends if queue[0] in topics}.difference(queues, self._deleted)
 
+    def _looked_at(self, queues: Sequence[Queue], *, follows: bool) -> Queues:
+        """The ends of some queues. All are asked for every `ALL_S`, and whenever more may have changed than that there
+        are new messages.
+        """
+        look = self._look
+        if follows and look is not None and time.monotonic() - look.begun_s < ALL_S:
+            ends = self._with_news(look, queues)
+            if ends is not None:
+                return ends
+        connect_count = self._client.connect_count
+        answers = self._asked([_max_offset(queue) for queue in queues])
+        address = answers[0].address if answers else ""
+        self._look = _Look(connect_count, address) if follows else None
+        return {queue: max(0, answer.number("offset")) for queue, answer in zip(queues, answers, strict=True)}
+
+    def _with_news(self, before: _Look, queues: Sequence[Queue]) -> Queues | None:
+        """The ends of queues for each of which the broker keeps a request. Only those with new messages are asked for.
+
+        One request has the message before the old end, by which the queue is recognised, and the first new one. The
+        newest record of before is compared, too.
+
+        Returns
+        -------
+        dict or None
+            None: more than that may have changed.
+        """
+        news = self._waits.news(queues)
+        if not news:
+            return None
+
+        self._look = look = before.without(news)
+        last = max(before.lasts, default=None)
+        comes = {place.physical_offset for item in news.items() if (place := before.places.get(item)) is not None}
+        requests: list[Request] = [
+            (codes.PULL_MESSAGE, pull_fields(*queue, max(0, end - 1), 2, self._group)) for queue, end in news.items()
+        ]
+        views = [self._view(last[0])] if last is not None and last[0] not in comes else []
+        answers = self._asked([*requests, *views], _NEWS_ANSWERS)
+        if self._client.connect_count != look.connect_count or any(each.address != look.address for each in answers):
+            return None
+
+        ends = {queue: self._ends[queue] for queue in queues}
+        for (queue, end), answer in zip(news.items(), answers, strict=False):
+            if answer.code != codes.SUCCESS or answer.number("maxOffset") <= end:
+                return None
+            self._noted(queue, answer)
+            look.begins[queue], ends[queue] = max(0, answer.number("minOffset")), answer.number("maxOffset")
+        if last is not None and views and answers[-1].code == codes.SUCCESS:
+            look.lasts[last] = self._last_of(answers[-1], *last)
+        return ends
+
     def _max_offsets(self, queues: Sequence[Queue]) -> list[int]:
-        requests = [(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id}) for topic, queue_id in queues]
-        return [max(0, answer.number("offset")) for answer in self._asked(requests)]
+        return [max(0, answer.number("offset")) for answer in self._asked([_max_offset(queue) for queue in queues])]
 
     def await_change(self, timeout_s: float) -> None:
         """Wait until the broker has a message behind the ends that `ends` has returned last."""
@@ -325,32 +421,69 @@ class RocketMQReader:
     def begins(self, queues: Iterable[Queue]) -> Queues:
         """The number of the first message of each queue that is still in the log."""
         wanted = list(queues)
-        requests = [(codes.GET_MIN_OFFSET, {"topic": topic, "queueId": queue_id}) for topic, queue_id in wanted]
-        return {
-            queue: max(0, answer.number("offset")) for queue, answer in zip(wanted, self._asked(requests), strict=True)
-        }
+        known = {} if self._look is None else self._look.begins
+        left = [queue for queue in wanted if queue not in known]
+        answers = self._asked([_min_offset(queue) for queue in left])
+        found = {queue: max(0, answer.number("offset")) for queue, answer in zip(left, answers, strict=True)}
+        if self._look is not None:
+            self._look.begins |= found
+        return {queue: found[queue] if queue in found else known[queue] for queue in wanted}
 
     # ---- single messages
 
     def _messages(self, offsets: Mapping[Queue, int]) -> dict[Queue, Records]:
         """One message of each queue, by its number. A queue that does not have it is left out."""
-        wanted = [(queue, offset) for queue, offset in offsets.items() if offset >= 0]
-        requests = [(codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, self._group)) for queue, offset in wanted]
-        messages = {}
-        for (queue, offset), answer in zip(wanted, self._asked(requests, ANSWERS), strict=True):
-            if answer.code == codes.SUCCESS and len(answer.body):
-                records = Records.of([answer.body], self._path)
-                row = int(np.searchsorted(records.queue_offsets, offset))
-                if row < len(records.sizes) and int(records.queue_offsets[row]) == offset:
-                    messages[queue] = records.rows(row, row + 1)
-        return messages
+        wanted = {queue: offset for queue, offset in offsets.items() if offset >= 0}
+        answers = self._asked([self._pull_before(queue, offset + 1) for queue, offset in wanted.items()])
+        found = zip(wanted, map(self._message, wanted.values(), answers), strict=True)
+        return {queue: message for queue, message in found if message is not None}
+
+    def _pull_before(self, queue: Queue, offset: int) -> Request:
+        return codes.PULL_MESSAGE, pull_fields(*queue, offset - 1, 1, self._group)
+
+    def _message(self, offset: int, answer: Answer) -> Records | None:
+        """The message in the answer to a pull for it; None: it is not there."""
+        if answer.code != codes.SUCCESS or not len(answer.body):
+            return None
+        records = Records.of([answer.body], self._path)
+        row = int(np.searchsorted(records.queue_offsets, offset))
+        is_there = row < len(records.sizes) and int(records.queue_offsets[row]) == offset
+        return records.rows(row, row + 1) if is_there else None
 
     def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
         """Where the message before each offset lies."""
-        messages = self._messages({queue: offset - 1 for queue, offset in offsets.items()})
-        return {
-            queue: Place(int(record.physical_offsets[0]), int(record.sizes[0])) for queue, record in messages.items()
+        known = {} if self._look is None else self._look.places
+        left = [(queue, offset) for queue, offset in offsets.items() if offset > 0 and (queue, offset) not in known]
+        answers = self._asked([self._pull_before(queue, offset) for queue, offset in left])
+        found: dict[tuple[Queue, int], Place | None] = {
+            (queue, offset): self._noted(queue, answer).get(offset)
+            for (queue, offset), answer in zip(left, answers, strict=True)
         }
+        if self._look is not None:
+            self._look.places |= found
+        places = {queue: found.get((queue, offset), known.get((queue, offset))) for queue, offset in offsets.items()}
+        return {queue: place for queue, place in places.items() if place is not None}
+
+    def _noted(self, queue: Queue, answer: Answer) -> dict[int, Place]:
+        """Where the messages in an answer lie, by the offsets behind them. The look keeps it."""
+        if answer.code != codes.SUCCESS or not len(answer.body):
+            return {}
+        records = Records.of([answer.body], self._path)
+        rows = [
+            *zip(records.queue_offsets.tolist(), records.physical_offsets.tolist(), records.sizes.tolist(), strict=True)
+        ]
+        places = {offset + 1: Place(position, size) for offset, position, size in rows}
+        if self._look is None:
+            return places
+
+        self._look.places.update({(queue, offset): place for offset, place in places.items()})
+        # A message of a batch that the broker keeps as one is not what stands at its place in the log.
+        if np.array_equal(records.data, np.frombuffer(answer.body, np.uint8)):
+            starts, times_ms = records.positions.tolist(), records.store_timestamps_ms.tolist()
+            for start, time_ms, (_, position, size) in zip(starts, times_ms, rows, strict=True):
+                crc = crc32(records.data[start : start + size])
+                self._look.lasts[position, size] = LastRecord(position, size, crc, time_ms)
+        return places
 
     def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
         """The number of each queue's first message at or above a physical offset, or stored after a time."""
@@ -411,19 +544,28 @@ class RocketMQReader:
 
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The record that begins at a place in the log, by VIEW_MESSAGE_BY_ID."""
-        (answer,) = self._asked([(codes.VIEW_MESSAGE_BY_ID, {"topic": self._topic, "offset": position})], _VIEWED)
-        if answer.code != codes.SUCCESS:
-            return None if self._is_below_log(position) else LastRecord(position, size, -1)
+        last = None if self._look is None else self._look.lasts.get((position, size))
+        if last is None:
+            (answer,) = self._asked([self._view(position)])
+            if answer.code != codes.SUCCESS:
+                return None if self._is_below_log(position) else LastRecord(position, size, -1)
+            last = self._last_of(answer, position, size)
+            if self._look is not None:
+                self._look.lasts[position, size] = last
+        return last if with_time else replace(last, store_timestamp_ms=None)
 
-        body = np.frombuffer(answer.body, np.uint8)
-        if len(body) != size:
-            return LastRecord(position, size, crc32(answer.body))
-        try:
-            records = Records.of([body.data], self._path)
-        except Exception:  # noqa: BLE001 - other bytes than a record: they are not the one that was read
-            records = None
-        time_ms = int(records.store_timestamps_ms[0]) if records is not None and len(records.sizes) else None
-        return LastRecord(position, size, crc32(answer.body), time_ms if with_time else None)
+    def _view(self, position: int) -> Request:
+        return codes.VIEW_MESSAGE_BY_ID, {"topic": self._topic, "offset": position}
+
+    def _last_of(self, answer: Answer, position: int, size: int) -> LastRecord:
+        """What stands at a place of the log, by the answer that has it."""
+        time_ms = None
+        if len(answer.body) == size:
+            # Other bytes than a record are not the one that was read.
+            with contextlib.suppress(CorruptionError):
+                records = Records.of([answer.body], self._path)
+                time_ms = int(records.store_timestamps_ms[0]) if len(records.sizes) else None
+        return LastRecord(position, size, crc32(answer.body), time_ms)
 
     def _is_below_log(self, position: int) -> bool:
         """Whether nothing is at a place because retention deleted it; True if that cannot be said of a slave.
@@ -444,7 +586,25 @@ class RocketMQReader:
     # ---- ranges
 
     def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
-        """The mean record size of each range, from the first messages of the range."""
+        """The mean record size of each range, from its first messages.
+
+        Whoever follows the queues is told what it was within the last seconds, or the size of the range's last message
+        if that is larger.
+        """
+        if self._look is None:
+            return self._asked_means(ranges)
+        before_s = time.monotonic() - MEANS_S
+        left = [span for span in ranges if self._means.get((span.topic, span.queue_id), (0.0, 0.0))[0] < before_s]
+        for span, mean in zip(left, self._asked_means(left), strict=True):
+            self._means[span.topic, span.queue_id] = time.monotonic(), mean
+        means = []
+        for span in ranges:
+            queue = span.topic, span.queue_id
+            last = self._look.places.get((queue, span.end))
+            means.append(max(self._means[queue][1], 0.0 if last is None else last.size))
+        return means
+
+    def _asked_means(self, ranges: Sequence[Range]) -> list[float]:
         requests = [
             (
                 codes.PULL_MESSAGE,
@@ -453,7 +613,7 @@ class RocketMQReader:
             for span in ranges
         ]
         means = []
-        for answer in self._asked(requests, ANSWERS):
+        for answer in self._asked(requests):
             sizes = Records.of([answer.body], self._path).sizes if answer.code == codes.SUCCESS else ()
             means.append(float(np.mean(sizes)) if len(sizes) else 0.0)
         return means
@@ -486,35 +646,49 @@ class RocketMQReader:
         """The bytes of the records of some ranges. The plan is compared again whenever a connection broke."""
 
         def check() -> None:
-            if planned is not None:
-                self._check_planned(planned, ranges)
+            if planned is not None and planned.last is not None:
+                self._check_last(planned.last)
 
         self._topic = next((span.topic for span in ranges), None)
-        check()
         pulls = [Pull(self._replicas, span, self._path, self._group, check) for span in ranges]
         for pull, following in itertools.pairwise(pulls):
             pull.following = following
-        for pull in pulls:
-            yield from pull.blocks(max_rows, max_size)
+        if pulls and not self._is_closed:
+            pulls[0].ask_ahead()
         check()
 
-    def _check_planned(self, planned: PlannedRead, ranges: Sequence[Range]) -> None:
-        """Check that the log is the one in which the ranges were planned."""
-        fault, last = "", planned.last
-        if last is not None and not last.is_there(self.prove_last(last.position, last.size)):
-            fault = f"the record at physical offset {last.position} has changed"
+        has_last = False
+        for pull in pulls:
+            for block in pull.blocks(max_rows, max_size):
+                has_last |= planned is not None and self._has_last(planned, block)
+                yield block
+        if not has_last:
+            check()
 
+    def _check_last(self, last: LastRecord) -> None:
+        """Check that the last record that was planned is in the log."""
+        if not last.is_there(self.prove_last(last.position, last.size)):
+            raise self._changed(f"the record at physical offset {last.position}")
+
+    def _has_last(self, planned: PlannedRead, block: Gathered) -> bool:
+        """Check that the records of a block were in the log when they were planned. Whether the last one is here."""
         if planned.physical_offset:
-            ends = {(span.topic, span.queue_id): span.end for span in ranges}
-            for (topic, queue_id), place in self.places(ends).items():
-                if place.ends_behind(planned.physical_offset):
-                    fault = f"message {ends[topic, queue_id] - 1} of {topic}/{queue_id} has changed"
+            for row in np.flatnonzero(block.physical_offsets >= planned.physical_offset)[:1].tolist():
+                raise self._changed(f"message {block.queue_offsets[row]} of {block.topic}/{block.queue_id}")
 
-        if fault:
-            raise StoreWentBackwardsError(
-                f"{self._path}: {fault} since this micro-batch was planned: the broker lost the end of its log, "
-                f"another broker has its name, or the topic was created again. Restart the query"
-            )
+        last = planned.last
+        rows = () if last is None else np.flatnonzero(block.physical_offsets == last.position).tolist()
+        for row in rows:
+            start, size = int(block.positions[row]), int(block.sizes[row])
+            if last is not None and (size, crc32(block.data[start : start + size])) != (last.size, last.crc):
+                raise self._changed(f"the record at physical offset {last.position}")
+        return bool(rows)
+
+    def _changed(self, what: str) -> StoreWentBackwardsError:
+        return StoreWentBackwardsError(
+            f"{self._path}: {what} has changed since this micro-batch was planned: the broker lost the end of its log, "
+            f"another broker has its name, or the topic was created again. Restart the query"
+        )
 
     # ---- others
 
@@ -534,7 +708,7 @@ class RocketMQReader:
                 raise
             # A broker makes a group when the group pulls, if it may (autoCreateSubscriptionGroup).
             queue, offset = next(iter(offsets.items()))
-            self._asked([(codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, group))], ANSWERS)
+            self._asked([(codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, group))])
             self._asked(requests)
 
     def published_progress(self, group: str) -> Queues:
@@ -549,7 +723,7 @@ class RocketMQReader:
         ]
         return {
             queue: answer.number("offset")
-            for queue, answer in zip(queues, self._asked(requests, _NOT_FOUND), strict=True)
+            for queue, answer in zip(queues, self._asked(requests), strict=True)
             if answer.code == codes.SUCCESS
         }
 
@@ -669,6 +843,15 @@ class RocketMQReader:
         return self.lag(offsets) if offsets else ([], [])
 
     def close(self) -> None:
-        """Close all connections."""
-        self._is_closed = True
-        self._client.close()
+        """Ask nothing more. Its connections are there for the next reader of this process."""
+        if not self._is_closed:
+            self._is_closed = True
+            given_back(self._client)
+
+
+def _max_offset(queue: Queue) -> Request:
+    return codes.GET_MAX_OFFSET, {"topic": queue[0], "queueId": queue[1]}
+
+
+def _min_offset(queue: Queue) -> Request:
+    return codes.GET_MIN_OFFSET, {"topic": queue[0], "queueId": queue[1]}

@@ -44,6 +44,7 @@ from messagestore.format.record_columns import Rows, decode, stamp_rows
 from messagestore.format.rows import Run
 from messagestore.remoting import Answer, Call, Route, codes
 from messagestore.remoting.client import refused
+from messagestore.remoting.idle_clients import given_back
 from messagestore.remoting.replicas import Patience
 from messagestore.spi.interface import Range
 from messagestore.spi.location import Location
@@ -185,7 +186,7 @@ class Producer:
                 key="topic",
                 value=topic,
             )
-        return Target(queues, {queue: self._end(topic, queue) for queue in queues})
+        return Target(queues, self._ends(topic, queues))
 
     def _has_masters(self, route: Route) -> bool:
         """Whether a broker of a route, and of this producer's location, has a master that is up."""
@@ -214,8 +215,27 @@ class Producer:
         return max(0, self._asked(topic, queue.broker, codes.GET_MIN_OFFSET, fields).number("offset"))
 
     def _end(self, topic: str, queue: SendQueue) -> int:
-        fields = {"topic": topic, "queueId": queue.queue_id}
-        return max(0, self._asked(topic, queue.broker, codes.GET_MAX_OFFSET, fields).number("offset"))
+        return self._ends(topic, [queue])[queue]
+
+    def _ends(self, topic: str, queues: Sequence[SendQueue]) -> Places:
+        """Where some queues end. All of them are asked for at once, and those without an answer again."""
+        calls: dict[SendQueue, Call] = {}
+        for queue in queues:
+            with contextlib.suppress(StoreUnavailableError):
+                fields = {"topic": topic, "queueId": queue.queue_id}
+                calls[queue] = self._client.send(self._master(topic, queue.broker), codes.GET_MAX_OFFSET, fields)
+
+        ends = {}
+        for queue in queues:
+            answer = None
+            if queue in calls:
+                with contextlib.suppress(StoreUnavailableError):
+                    answer = calls[queue].answer()
+            if answer is None or answer.code != codes.SUCCESS:
+                fields = {"topic": topic, "queueId": queue.queue_id}
+                answer = self._asked(topic, queue.broker, codes.GET_MAX_OFFSET, fields)
+            ends[queue] = max(0, answer.number("offset"))
+        return ends
 
     # ---- what is there
 
@@ -227,8 +247,8 @@ class Producer:
         pa.Table
             `unique_key` (string), `body_crc` (int32).
         """
-        for queue in places:  # a broker that stood still works on what it was sent meanwhile as soon as it answers
-            self._end(topic, queue)
+        # A broker that stood works on what it was sent meanwhile as soon as it answers.
+        self._ends(topic, [*places])
         time.sleep(SETTLE_S)
         parts = [part for queue, place in places.items() for part in self._stored(topic, queue, place, prefix)]
         return pa.concat_tables([_STORED_KEYS.empty_table(), *parts])
@@ -381,7 +401,7 @@ class Producer:
                 broker = self._client.route(topic, fresh=True).brokers.get(name)
         if broker is None or broker.master is None:
             raise StoreUnavailableError(
-                f"broker {name}: the name servers {';'.join(self._client.name_servers)} know no master of it with the "
+                f"broker {name}: the name servers {self._client.name_servers} know no master of it with the "
                 f"topic {topic}. Is it down?"
             )
         return broker.master
@@ -414,8 +434,8 @@ class Producer:
         return Patience(self._client.settings.retry_timeout_s)
 
     def close(self) -> None:
-        """Close all connections."""
-        self._client.close()
+        """Send nothing more. Its connections are there for the next one of this process."""
+        given_back(self._client)
 
 
 def _is_busy(answer: Answer) -> bool:

@@ -11,6 +11,7 @@ request for each queue stays under way between two looks, so nobody asks again a
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from messagestore.errors import StoreUnavailableError
@@ -118,11 +119,32 @@ class Waits:
         """Whether the broker keeps a request."""
         return bool(self._kept)
 
+    def news(self, queues: Collection[Queue]) -> Queues | None:
+        """The queues to which a message has come, and the ends from which on the broker was asked for it.
+
+        None: something else may have happened, because there is no request for one of `queues`, its connection broke,
+        or it was answered without a message.
+        """
+        if self._kept.keys() != {*queues}:
+            return None
+        done = {queue: one for queue, one in self._kept.items() if one.call.is_done}
+        if any(one.call.has_failed or one.call.answer().code != codes.SUCCESS for one in done.values()):
+            return None
+        return {queue: one.offset for queue, one in done.items()}
+
+    @property
+    def woken(self) -> set[Queue]:
+        """The queues whose requests were answered, as they are when a message comes."""
+        return {queue for queue, one in self._kept.items() if one.call.is_done}
+
     def is_quiet(self, ends: Queues) -> bool:
         """Whether the broker keeps a request for each of some queues, from its end on, and has answered none."""
-        self.wait(0)
-        self._answered = {queue for queue, one in self._kept.items() if one.call.is_done}
-        kept = self._kept
+        is_done = True
+        while is_done:  # all that has arrived: one look at the ends serves it
+            waiting = [one.call for one in self._kept.values() if not one.call.is_done]
+            read_any(waiting, 0)
+            is_done = any(call.is_done for call in waiting)
+        self._answered, kept = self.woken, self._kept
         return not self._answered and all(
             (one := kept.get(queue)) is not None and one.offset == end for queue, end in ends.items()
         )

@@ -44,7 +44,7 @@ def catch_up(writer: LogWriter) -> bool:
     with writer.mutex:  # the flush thread may be running
         if not _catch_up(writer):
             return False
-        writer.load_put_times()
+        writer.clock.load()
         return True
 
 

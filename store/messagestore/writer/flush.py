@@ -69,7 +69,7 @@ class FlushService(ServiceThread):
             The disk has no room for what is in the pool.
         """
         started = self.start()
-        self.writer.drain_pool(end)
+        self.writer.pool_drain.run(end)
         if not started:
             self._flush()
         waiter = (end, held_lock())
@@ -176,7 +176,7 @@ class FlushService(ServiceThread):
                 self.writer.publish()
         config, now_s, writer = self.writer.files.config, time.monotonic(), self.writer
         if now_s - self._last_flush_s >= config.flush_interval_commit_log / 1000:
-            dirty = writer.drained_end - writer.synced_end
+            dirty = writer.pool_drain.end - writer.synced_end
             thorough = now_s - self._last_thorough_s >= config.flush_commit_log_thorough_interval / 1000
             if dirty > 0 and (thorough or dirty >= config.flush_commit_log_least_pages * _PAGE_SIZE):
                 self._flush()

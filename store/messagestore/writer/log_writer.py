@@ -2,11 +2,12 @@
 
 `LogWriter` appends single puts, and publishes them; `whole_batch` does so for a batch, on top of it. Nothing else
 appends or publishes. Its parts are modules of their own: `standing` says whether it may write, `queue_numbers` says
-which queue offset comes next, and `clean_end` moves the clean end. The writer always works in this order:
+which queue offset comes next and `store_clock` which store time, `pool_drain` brings buffered puts to the files, and
+`clean_end` moves the clean end. The writer always works in this order:
 
     state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
 
-With the TransientStorePool, single puts wait in memory before that, and `drain_pool` writes their bytes.
+With the TransientStorePool, single puts wait in memory before that, and `PoolDrain` writes their bytes.
 
 The record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment
 (ASYNC_FLUSH). A failed sync poisons the writer: it no longer appends, syncs or publishes anything.
@@ -27,8 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import (
-    ConfigError,
-    CorruptionError,
     MessageIllegalError,
     PutMessageStatus,
     StoreError,
@@ -36,14 +35,12 @@ from messagestore.errors import (
     SyncFailedError,
     note_statuses,
 )
-from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.disk import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State
 from messagestore.files.transient_store_pool import TransientStorePool
 from messagestore.files.unsynced import FileReplaced
 from messagestore.format import record_columns, record_encode, record_scan
 from messagestore.format.config import ASYNC_FLUSH
-from messagestore.format.delay_levels import MOST_ENTRIES
 from messagestore.format.layout import BLANK, HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN
 from messagestore.format.rows import NO_DATA, SCHEDULE_TOPIC, Row, Rows
 from messagestore.log.batch_journal import BatchJournal
@@ -51,16 +48,13 @@ from messagestore.log.dispatch import FEW_COUNT, Dispatcher
 from messagestore.log.log_end import LogEnd
 from messagestore.log.store_files import StoreFiles
 from messagestore.writer.clean_end import CleanEnd
-from messagestore.writer.put_times import PutTimes
+from messagestore.writer.pool_drain import PoolDrain
 from messagestore.writer.queue_numbers import QueueNumbers
 from messagestore.writer.standing import Standing
 from messagestore.writer.states import Health, Turn
 from messagestore.writer.statistics import clock
+from messagestore.writer.store_clock import StoreClock
 
-MOST_AHEAD_MS = 3_600_000
-"""Store times stand still while the clock is behind the last store time by at most this."""
-CLOCK_IS_SET_MS = 1_577_836_800_000
-"""The start of 2020. A clock that shows an earlier time has not been set, and the writer ignores it."""
 SLOW_S = 0.5
 """A put that holds the writer's mutex for longer than this is logged, as in RocketMQ."""
 _log = logging.getLogger(__name__)
@@ -95,13 +89,12 @@ class LogWriter(Standing):
         super().__init__(files, state, end, journal)
         self.numbers = QueueNumbers(self)
         self.clean_end = CleanEnd(self, self.numbers)
-        self.put_times = PutTimes()
+        self.clock = StoreClock(self)
+        self.pool_drain = PoolDrain(self)
         self.dispatcher = Dispatcher(files)
 
         self.topics_put: dict[str, list[int]] = {}
         """How many messages were appended to each topic, and their bytes. It changes under the mutex."""
-        self.pool_is_stuck = False
-        """Whether the disk had no room when the pool was last drained."""
         self.half_dispatched = False
         """Whether a part of `pending` may be in the queues and the index already, because the disk had no room for
         all of it.
@@ -155,82 +148,6 @@ class LogWriter(Standing):
                 raise self.poison(f"a sync failed ({error})") from error
         elif self.state.in_flight != physical_offset or self.state.clean:
             self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
-
-    def clock_ms(self) -> int:
-        """The store's clock: the current time, or the last store time while the clock is slightly behind it.
-
-        If the last record's time is far ahead of a clock that has been set, the clock that gave that time was wrong:
-        store times go back to the current time, instead of standing still until the clock reaches the last one.
-        """
-        return self._clock_ms(put=False)
-
-    def _clock_ms(self, *, put: bool) -> int:
-        now_ms, last_ms = self.files.disk.time_ns() // 1_000_000, self.end.last_store_timestamp_ms
-        if now_ms >= last_ms or (last_ms - now_ms > MOST_AHEAD_MS and now_ms >= CLOCK_IS_SET_MS):
-            if self.put_times.behind:
-                self.put_times.caught_up(self.files.disk.uptime_ns() // 1_000_000, self.end.physical_offset)
-            return now_ms
-        until_ms = last_ms + self.log.delay_levels.longest_ms
-        self.put_times.note(self.files.disk.uptime_ns() // 1_000_000, self.end.physical_offset, until_ms, put=put)
-        return last_ms
-
-    def load_put_times(self) -> None:
-        """Take over what other processes know of the times of puts. Call it under the mutex."""
-        try:
-            self.put_times.load(self.files.disk, self.files.paths.put_times, self.end.physical_offset)
-        except CorruptionError as error:
-            _log.warning("%s", error)
-        self._save_put_times()
-
-    def _save_put_times(self) -> None:
-        """Let the next process know when records were put, if the clock was set back."""
-        files = self.files
-        try:
-            self.put_times.save(
-                files.disk, files.paths.put_times, self.clock_ms(), via=files.paths.temporary("put-times.json")
-            )
-        except (StoreError, OSError) as error:
-            _log.warning(
-                "%s: %s could not be written, so delayed messages may wait for their level once more: %s",
-                files.paths.root,
-                files.paths.put_times,
-                error,
-            )
-
-    def now_ms(self) -> int:
-        """The next store time, by the store's clock. The writer calls this before the first byte of an append."""
-        now_ms, last_ms = self._clock_ms(put=True), self.end.last_store_timestamp_ms
-        if now_ms < last_ms:
-            self._go_back_to(now_ms, last_ms)
-        return now_ms
-
-    def _go_back_to(self, now_ms: int, last_ms: int) -> None:
-        """Lower the times in the store checkpoint before the first record with an earlier time is written.
-
-        A broker that recovers trusts its queues below the newest segment that begins before the checkpoint's times.
-        Future segments would begin before these times although they are not synced.
-        """
-        files, path = self.files, self.files.paths.checkpoint
-        old = store_checkpoint.read(files.disk, path)
-        times = ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms")
-        lower = {name: min(getattr(old, name), now_ms - 1) for name in times}
-
-        if all(getattr(old, name) == value for name, value in lower.items()):
-            return
-        try:
-            store_checkpoint.write(files.disk, path, replace(old, **lower), via=files.paths.temporary("checkpoint"))
-        except StoreFullError:
-            raise
-        except OSError as error:
-            raise self.poison(f"the store checkpoint could not be written ({error})") from error
-
-        _log.warning(
-            "%s: the last store time, %d, is %d s ahead of this machine's clock. Store times go back to now, and a "
-            "search by time there may miss messages; `messagestore verify` names the place",
-            files.paths.root,
-            last_ms,
-            (last_ms - now_ms) // 1000,
-        )
 
     def check_fits(self, size: int) -> None:
         """Refuse a record, or records side by side, that no segment has room for.
@@ -286,7 +203,7 @@ class LogWriter(Standing):
                     # In flight already, and on the disk before the record that needs them.
                     self.keep_levels()
 
-                size, now = len(data), self.now_ms()
+                size, now = len(data), self.clock.put_ms()
                 pool = self.pool
                 if pool is None or not self._is_buffered(pool, size, flush_disk_type):
                     pool = None
@@ -332,11 +249,11 @@ class LogWriter(Standing):
             with self.mutex, self._unbroken_put:
                 began_s = clock()
                 self._check_put(began_s)
-                self.drain_pool()
+                self.pool_drain.run()
 
                 queue_offset = self.numbers.next_offset(topic, queue_id)
                 self._begin_put(flush_disk_type)
-                now, size = self.now_ms(), rows.end
+                now, size = self.clock.put_ms(), rows.end
 
                 rows = rows.numbered({(topic, queue_id): queue_offset}).at(self.open_space(rows.end), now)
                 record_columns.stamp_rows(rows)
@@ -407,36 +324,14 @@ class LogWriter(Standing):
         StoreFullError
             The disk has no room for the file.
         """
-        files, end = self.files, self.end.physical_offset
-        old, levels = self.log.delay_levels, files.config.message_delay_level
-        changed = old.changed(end, levels, self.log.min_offset)
-        if changed is old:
-            return
-        if len(changed.entries) > MOST_ENTRIES:
-            raise ConfigError(
-                f"messageDelayLevel: found {levels!r}, and the store has {old.last!r}. Its delay levels have changed "
-                f"{len(old.entries)} times in the log that it has now, and cannot change again: programs that put in "
-                "turns give different ones. Give the same ones to all of them, or none, which means the store's. "
-                "Retention of the oldest segments makes room for changes, too",
-                key="messageDelayLevel",
-                value=levels,
-            )
         try:
-            files.keep_levels(changed)
+            changed = self.files.change_levels(self.end.physical_offset)
         except StoreFullError:
             raise
         except OSError as error:
             raise self.poison(f"the delay levels could not be written ({error})") from error
-        self.clean_end.moved_s = -math.inf  # the journal, which has a copy of the file, is to be written soon
-        if len(changed.entries) > 1:
-            _log.warning(
-                "%s: the store's delay levels were %r, and are %r from offset %d of the log on. What was put before "
-                "keeps its delays. To leave the levels as they are, give no messageDelayLevel, or that one",
-                files.paths.root,
-                old.last,
-                levels,
-                end,
-            )
+        if changed:
+            self.clean_end.moved_s = -math.inf  # the journal, which has a copy of the file, is to be written soon
 
     def count(self, topic: str, messages: int, size: int) -> None:
         """Count messages that are in the log. Call it under the mutex."""
@@ -454,7 +349,7 @@ class LogWriter(Standing):
     def others_appended(self, end: LogEnd, state: State) -> None:
         """Note where the log ends after others have appended; queues are looked at again before their next number."""
         self.numbers.known.clear()
-        self._clock_ms(put=False)  # what this process has put ends here
+        self.clock.read_ms()  # what this process has put ends here
         self.end, self.state = end, state  # `state` is set last: its counter says that all this is done
 
     def open_space(self, size: int, *, blank: bool = True) -> int:
@@ -473,6 +368,27 @@ class LogWriter(Standing):
         if blank:
             self.write_or_undo(position, self.log.blank(position))
         return start
+
+    def _is_buffered(self, pool: TransientStorePool, size: int, flush_disk_type: str) -> bool:
+        """Whether the next put goes into the pool, which then has room for it. Otherwise, the pool is empty.
+
+        If all buffers are in use, this drains the pool. While the disk has no room for what is in it, nothing
+        more is taken. Call it under the mutex.
+        """
+        if self.pool_drain.is_stuck:
+            self.pool_drain.run()
+
+        if flush_disk_type == ASYNC_FLUSH:
+            end = self.end.physical_offset
+            start = self.open_space(size, blank=False)
+            if pool.has_room(end, start):
+                return True
+            self.pool_drain.run()
+            if pool.has_room(end, start):
+                return True
+
+        self.pool_drain.run()
+        return False
 
     def write_or_undo(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write `data`; if that fails, zero everything that was written since the log's end, and raise."""
@@ -493,79 +409,12 @@ class LogWriter(Standing):
         except OSError as error:
             raise self.poison(f"an append failed and could not be undone ({error})") from error
 
-    # ---- the pool
-
-    def _is_buffered(self, pool: TransientStorePool, size: int, flush_disk_type: str) -> bool:
-        """Whether the next put goes into the pool, which then has room for it. Otherwise, the pool is empty.
-
-        If all buffers are in use, this drains the pool. While the disk has no room for what is in it, nothing
-        more is taken. Call it under the mutex.
-        """
-        if self.pool_is_stuck:
-            self.drain_pool()
-
-        if flush_disk_type == ASYNC_FLUSH:
-            end = self.end.physical_offset
-            start = self.open_space(size, blank=False)
-            if pool.has_room(end, start):
-                return True
-            self.drain_pool()
-            if pool.has_room(end, start):
-                return True
-
-        self.drain_pool()
-        return False
-
-    @property
-    def drained_end(self) -> int:
-        """Up to where the log is in its files. Call under the mutex, or take it for a hint."""
-        pool = self.pool
-        return self.end.physical_offset if pool is None or pool.begin >= pool.end else pool.begin
-
-    def drain_pool(self, end: int | None = None) -> None:
-        """Write the puts in the TransientStorePool that end at or below `end` to the log's files.
-
-        Puts go on meanwhile, unless the caller holds the mutex.
-
-        Raises
-        ------
-        StoreFullError
-            The disk has no room. The puts stay in the pool, and nothing is appended before they are written.
-        StorePoisonedError
-            The write failed.
-        """
-        pool = self.pool
-        if pool is None or not pool.undrained:
-            return
-        with self.mutex:
-            self.check_usable()
-            self.check_locks(often=True)
-        end = pool.end if end is None else end
-        try:
-            while not pool.drain(end, create=False):
-                with self.mutex, self.unbroken("a segment was being created"):
-                    pool.drain(end, create=True)  # whoever syncs the log holds the mutex, and must not miss its name
-        except StoreFullError as error:
-            self.pool_is_stuck = True
-            full = self.no_room(
-                f"the disk has no room for {pool.undrained} bytes of the TransientStorePool ({error}). They "
-                "are only in this process's memory, and are written when there is room. Nothing more was appended",
-                error,
-            )
-            note_statuses(full, PutMessageStatus.SERVICE_NOT_AVAILABLE, None)
-            raise full from error
-        except OSError as error:
-            self.stop(f"the TransientStorePool could not be drained ({error})")
-            with self.mutex:
-                raise self.poison(self.poison_reason) from error
-        self.pool_is_stuck = False
+    # ---- syncing and publishing
 
     def sync_to_end(self) -> None:
         """Write and sync everything up to the log's end; a failure poisons the writer. Call under the mutex."""
-        self.drain_pool()
+        self.pool_drain.run()
         super().sync_to_end()
-
-    # ---- publishing
 
     def group_sync(self) -> int:
         """Sync everything written so far for all callers that wait, without blocking appends; then publish it.
@@ -577,7 +426,7 @@ class LogWriter(Standing):
         with self.sync_mutex:
             try:
                 self.check_usable()
-                end = self.drained_end
+                end = self.pool_drain.end
                 plan = self.log.sync_plan(self.synced_end, end)
             finally:
                 self.mutex.release()
@@ -637,7 +486,7 @@ class LogWriter(Standing):
         """
         with self.mutex:
             if move and self.pool is not None and self.clean_end.is_due():
-                self.drain_pool()  # the clean end moves only when nothing is pending
+                self.pool_drain.run()  # the clean end moves only when nothing is pending
             self._publish(end)
             if move:
                 self.clean_end.maybe_move()
@@ -653,7 +502,7 @@ class LogWriter(Standing):
 
         count = len(self.pending)
         if self.pool is not None:
-            end = self.drained_end if end is None else min(end, self.drained_end)
+            end = self.pool_drain.end if end is None else min(end, self.pool_drain.end)
         if end is not None and self.pending[-1].physical_offset >= end:
             count = sum(put.physical_offset < end for put in self.pending)
         if not count:
@@ -760,10 +609,10 @@ class LogWriter(Standing):
             if self.health is not Health.SOUND:
                 return
             if self.pending:
-                self.drain_pool()
+                self.pool_drain.run()
                 if self.files.config.flush_disk_type != ASYNC_FLUSH:
                     self.sync_to_end()  # a SYNC_FLUSH record becomes visible only when it is durable
                 self.publish()
             if self.state.in_flight != NOTHING_IN_FLIGHT:
                 self.write_state(in_flight=NOTHING_IN_FLIGHT)
-            self._save_put_times()
+            self.clock.save()

@@ -60,9 +60,9 @@ class PoolService(ServiceThread):
         config, now_s, waiting = self.writer.files.config, time.monotonic(), self.pool.undrained
         thorough = now_s - self._last_s >= config.commit_commit_log_thorough_interval / 1000
         if waiting and (thorough or waiting >= config.commit_commit_log_least_pages * _PAGE_SIZE):
-            was_stuck = self.writer.pool_is_stuck
+            was_stuck = self.writer.pool_drain.is_stuck
             try:
-                self.writer.drain_pool()
+                self.writer.pool_drain.run()
             except StoreFullError as error:  # the next round tries again, and so does the next put, which raises it
                 if not was_stuck:
                     self.writer.tell_undispatched(error)

@@ -143,7 +143,7 @@ def _write(writer: LogWriter, plan: PlannedBatch) -> tuple[bytes, int]:
     if batch.physical_offset != log_end:
         log.write(log_end, log.blank(log_end))
 
-    timestamp_ms = writer.now_ms()
+    timestamp_ms = writer.clock.put_ms()
     position, crc = batch.physical_offset + plan.size, _LogCrc()
     for rows in plan.rows(timestamp_ms, with_data=True):
         if rows.physical_offset != position:

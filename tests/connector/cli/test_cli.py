@@ -571,6 +571,30 @@ def test_status_never_takes_a_writer_at_work_for_a_dead_one(root: Path, monkeypa
     assert next(ends, None) is None, "the commit has ended meanwhile"
 
 
+def test_status_of_a_store_whose_writer_never_rests(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes `state` between any two looks. To look again and again would take seconds, and find the same."""
+    looks = 0
+
+    def probe(path: str) -> str | None:
+        nonlocal looks
+        looks += 1
+        change_state(root, in_flight=1000 + looks)
+        return probe_writer(path)
+
+    monkeypatch.setattr(operator, "probe_writer", probe)
+    at_work = (
+        "with attached_store(sys.argv[1], SMALL).writing('more'):\n    print('more', flush=True)\n    time.sleep(600)"
+    )
+    process = committing(root, 1, at_work)
+    try:
+        read_lines(process, 2)
+        assert objects(run("status", root, "--json"))[0]["left"] == "open"
+    finally:
+        process.kill()
+        process.communicate()
+    assert looks == 4, "for a writer and for a server, by the report and by the rules"
+
+
 @pytest.mark.parametrize(
     ("change", "left", "words"),
     [

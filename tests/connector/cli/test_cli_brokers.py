@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from cli_runs import TIMEOUT_S, error, finish, lines, objects, read_lines, run, start
 from fake_broker import NAME, Broker
+from http_list import ListServer
 
 HOUR_MS = 3_600_000
 TIME_MS = 1_700_000_000_000
@@ -34,6 +36,18 @@ def broker() -> Iterator[Broker]:
 
 def path(broker: Broker, name: str = "") -> str:
     return f"rocketmq://{broker.address}" + (f"/{name}" if name else "")
+
+
+def test_a_server_that_lists_name_servers(broker: Broker) -> None:
+    """Each command takes its URL, also with the name of one broker. Those that need files say what to use instead."""
+    with ListServer() as lists:
+        lists.text = f"{broker.address}\n"
+        address = f"rocketmq+{lists.url}"
+        found = objects(run("get", address, "t", "--count", 20, "--json"))
+        assert Counter(row["brokerName"] for row in found) == {NAME: 6, "broker-b": 3}
+        found = objects(run("get", f"{address}#broker-b", "t", "--count", 1, "--json"))
+        assert [row["body"] for row in found] == ["b0"]
+        assert "use RocketMQ's mqadmin" in error("groups", address, code=2)
 
 
 # ---- find

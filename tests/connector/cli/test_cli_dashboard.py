@@ -6,6 +6,7 @@ import http.client
 import signal
 import socket
 import sys
+import time
 import urllib.parse
 from pathlib import Path
 
@@ -143,3 +144,22 @@ def test_what_cannot_be_done_is_one_sentence(root: Path, tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
         assert "cannot be listened on" in error("dashboard", root, "--listen", address, code=2)
+
+
+def test_nobody_wakes_up_while_no_page_is_open(root: Path) -> None:
+    with start("dashboard", root, "--listen", "127.0.0.1:0") as process:
+        try:
+            assert process.stdout is not None
+            assert get(process.stdout.readline().strip(), "/")[0] == 200
+            while wake_ups(process.pid) != wake_ups(process.pid, after_s=1.0):
+                pass
+        finally:
+            process.kill()
+
+
+def wake_ups(pid: int, after_s: float = 0.0) -> int:
+    """How often threads of a process have waited for something."""
+    time.sleep(after_s)
+    tasks = Path("/proc", str(pid), "task").iterdir()
+    texts = [(task / "status").read_text() for task in tasks]
+    return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)

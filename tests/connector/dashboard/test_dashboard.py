@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from cli_runs import objects, run
 from dashboard_client import Client, Page, crawl, page
 from messagestore import BatchRequest, ConfigError, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
-from pyspark_messagestore.dashboard import app, looks, stored
+from pyspark_messagestore.dashboard import app, kept, looks, room, stored
 from pyspark_messagestore.dashboard.guard import MOST_AT_ONCE, Guard
 from pyspark_messagestore.dashboard.looks import LOOKS, outlook
+from pyspark_messagestore.monitoring import health
 from pyspark_messagestore.monitoring.history import LagPoint
 from small import SMALL, bodies, columns, filled
 
@@ -76,9 +78,18 @@ def test_the_worst_store_comes_first(root: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_query_that_is_stuck_is_a_fault_of_the_store_that_it_reads(root: Path, tmp_path: Path) -> None:
+    with stored.Stored("s", str(root)).opened() as store:
+        store_id = store.describe([]).store_id
+    stuck = checkpoint(tmp_path / "stuck", [[offset(store_id, 1, 1)], [offset(store_id, 2, 2)]], committed=1)
+    reports = Client(app([filled(tmp_path / "other", 3), root], [stuck]))("/api/v1/stores").json["stores"]
+    rules = [(report["name"], [each["rule"] for each in report["findings"]]) for report in reports]
+    assert rules[1] == ("other", []) and "query-stuck" in rules[0][1]
+
+
 @pytest.mark.parametrize(
     "text",
-    ["o-1", "orders/0 @0", "orders/0@0", "the message id", "the unique key"],
+    ["o-1", "orders/0 @0", "orders/0@0", "the message id", "the unique key", "the offset message id"],
     ids=lambda text: text.replace("/", "-"),
 )
 def test_where_is_my_message(client: Client, root: Path, text: str) -> None:
@@ -88,6 +99,9 @@ def test_where_is_my_message(client: Client, root: Path, text: str) -> None:
         text = message["msgId"]
     elif text == "the unique key":
         text = message["systemProperties"]["UNIQ_KEY"]
+    elif text == "the offset message id":
+        with MessageStore.open_read_only(root) as store:
+            text = store.get_message("orders", 0, 0).messages[0].offset_message_id
     to = client("/search?" + urllib.parse.urlencode({"store": "store", "q": text}))
     assert to.status == 303
     found = page(client, to.headers["location"])
@@ -156,9 +170,52 @@ def test_a_message_knows_its_neighbours_and_its_batch(client: Client) -> None:
     found = client("/api/v1/s/store/message?topic=t&queue=0&offset=5").json
     assert (found["previous"], found["next"]) == (4, 6)
     assert (found["batch"]["app"], found["batch"]["version"]) == ("job", 7)
-    assert found["nextInLog"] == {"topic": "t", "queueId": 0, "queueOffset": 6}
+    assert found["nextInLog"] == {"topic": "t", "queueId": 0, "queueOffset": 6, "inQueue": True}
     last = client("/api/v1/s/store/message?topic=orders&queue=0&offset=0").json
     assert (last["previous"], last["next"], last["nextInLog"], last["batch"]) == (None, None, None, None)
+
+
+def test_a_hit_of_a_deleted_topic_leads_to_no_message_of_the_one_that_was_made_again(tmp_path: Path) -> None:
+    root = tmp_path / "again"
+    with MessageStore.open(root, SMALL.replace(stamp_uniq_key=True)) as store:
+        assert store.put_message(Message("stays", b"before", queue_id=0)).is_ok
+        old = store.put_message(Message("t", b"old", queue_id=0, keys=("k",)))
+        unique = store.get_message("t", 0, 0).messages[0].unique_key
+        store.delete_topic("t")
+        assert store.put_message(Message("t", b"new", queue_id=0, keys=("other",))).is_ok
+        assert store.put_message(Message("t", b"newer", queue_id=0, keys=("k",))).is_ok
+    client = Client(app([root]))
+
+    def hits(text: str) -> list[tuple[str, bool]]:
+        found = client("/api/v1/s/again/search?" + urllib.parse.urlencode({"q": text})).json["messages"]
+        return [(each["body"], each["inQueue"]) for each in found]
+
+    assert sorted(hits("k")) == [("newer", True), ("old", False)]
+    assert hits(unique) == hits(old.message_id) == [("old", False)]
+    shown = page(client, f"/s/again/search?q={old.message_id}")
+    assert "t/0 @0, in its queue no more" in shown.words
+    assert not any("offset=0" in link for link in shown.links)
+    before = page(client, "/s/again/message?topic=stays&queue=0&offset=0")
+    assert "After it in the log: t/0 @0, in its queue no more" in before.words
+    assert not any("topic=t&" in link for link in before.links)
+
+
+def test_a_message_is_shown_though_the_one_behind_it_is_damaged(client: Client, root: Path) -> None:
+    last = client("/api/v1/s/store/message?topic=orders&queue=0&offset=0").json["message"]["physicalOffset"]
+    with (root / "commitlog" / "00000000000000000000").open("r+b") as file:
+        file.seek(last + 84 + 4 + len(b'{"price": 12, "to": ["a"]}'))
+        file.write(b"\1")  # the size of its topic
+    found = client("/api/v1/s/store/message?topic=t&queue=1&offset=6").json
+    assert (found["message"]["keys"], found["nextInLog"]) == (["late3"], None)
+    assert "what is behind it in the log cannot be read" in str(found["faults"])
+
+
+def test_a_form_keeps_what_was_typed_as_it_is(client: Client) -> None:
+    """Elsewhere marks of direction are written out. A form that sent that again would ask for another text."""
+    text = "\u202e<b>\"'"
+    address = "/s/store/recent?" + urllib.parse.urlencode({"topic": "t", "tag": text, "text": text})
+    values = [value for name, value in page(client, address).attributes if name == "value"]
+    assert values.count(text) == 2
 
 
 def test_who_is_behind(client: Client) -> None:
@@ -183,12 +240,38 @@ def test_the_lag_of_a_group_is_sampled_whenever_somebody_looks(
     assert "since" in page(client, "/s/store/group?group=billing").words
 
 
+def test_a_group_that_falls_behind_while_somebody_looks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offsets of a group have no past; the dashboard has what it saw. There is no finding while the group catches up."""
+    monkeypatch.setattr(health, "MANY", 5)
+    monkeypatch.setattr(health, "GROWS_MS", 1)
+    monkeypatch.setattr(stored, "SAMPLE_MS", 0)
+    monkeypatch.setattr(kept, "KEPT_S", 0.0)
+    client = Client(app([root]))
+
+    def sentences() -> list[str]:
+        begin_ns = time.time_ns()
+        while time.time_ns() - begin_ns < 2_000_000:  # points of the curve are a millisecond apart
+            time.sleep(0.001)
+        findings = client("/api/v1/s/store/status").json["findings"]
+        return [each["sentence"] for each in findings if each["rule"] == "lag-grows"]
+
+    publish_offsets(root, "billing", {("t", 0): 0, ("t", 1): 0}, own=True)
+    assert sentences() == sentences() == []
+    with MessageStore.open(root, SMALL) as store:
+        assert store.put_message(Message("t", b"more", queue_id=0)).is_ok
+    (sentence,) = sentences()
+    assert re.search(r"group billing falls behind: 15 messages wait; .* ago, 14 did", sentence), sentence
+    publish_offsets(root, "billing", {("t", 0): 3, ("t", 1): 0}, own=True)
+    assert sentences() == []
+
+
 def test_the_day_on_which_the_disk_is_full(client: Client) -> None:
-    figures = {"nowMs": 1_000_000, "diskFree": 5_000, "growth": {"bytes": 1_000, "ms": 60_000}}
-    assert looks._full_at(figures) == 1_000_000 + 5 * 60_000
-    assert looks._full_at(figures | {"growth": None}) is None
-    assert looks._full_at(figures | {"growth": {"bytes": 0, "ms": 60_000}}) is None
-    assert looks._full_at(figures | {"diskFree": 10**14}) is None  # in centuries
+    figures = {"nowMs": 1_000_000, "diskFree": 5_000, "growth": {"bytes": 1_000, "ms": 600_000}}
+    assert room.full_at(figures) == 1_000_000 + 5 * 600_000
+    assert room.full_at(figures | {"growth": {"bytes": 100, "ms": 59_000}}) is None  # a store that was made just now
+    assert room.full_at(figures | {"growth": None}) is None
+    assert room.full_at(figures | {"growth": {"bytes": 0, "ms": 600_000}}) is None
+    assert room.full_at(figures | {"diskFree": 10**14}) is None  # in centuries
     assert "are free" in page(client, "/s/store/log").words
 
 
@@ -381,7 +464,8 @@ def test_a_crawl_of_every_link_changes_nothing(client: Client, root: Path, tmp_p
     found = crawl(client)
     for address, answer in found.items():
         assert answer.status == 200, (address, answer.body[:500])
-        assert not re.search(r"method=.?post", answer.body.decode("latin-1"), re.IGNORECASE)
+        forms = re.findall(r"<form[^>]*method=.?post[^>]*", answer.body.decode("latin-1"), re.IGNORECASE)
+        assert all(re.search(r'action="/s/store/verify/(start|stop)"', form) for form in forms), forms
     seen = {address.partition("?")[0].rpartition("/")[2] for address in found}
     assert set(LOOKS) - {"search"} <= seen
     for look in LOOKS:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shlex
+import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ pytest.importorskip("starlette")
 from cli_runs import objects, run
 from dashboard_client import Client, crawl, page
 from messagestore import Message, MessageExt, MessageStore
+from messagestore.format import record
 from pyspark_messagestore.dashboard import app, looks, newest
+from pyspark_messagestore.words import quoted, shown
 from small import SMALL, ClockDisk
 
 RECENT = "/api/v1/s/store/recent?topic=orders"
@@ -86,6 +90,42 @@ def test_going_on_misses_nothing_and_shows_nothing_twice(
         links = [link for link in page(client, address).links if "/recent?" in link and "before=" in link]
         address = links[0] if links else ""
     assert found == whole
+
+
+def test_a_list_decodes_what_it_shows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span of the log may hold a thousand small messages of a topic, of which a page shows fifty."""
+    real, decoded = record.decode_message, list[object]()
+    monkeypatch.setattr(record, "decode_message", lambda *args, **how: decoded.append(args) or real(*args, **how))
+    found = client(f"{RECENT}&count=7").json
+    assert (numbers(found), found["goOn"] is None) == (list(range(39, 32, -1)), False)
+    assert len(decoded) == 7
+
+
+@pytest.mark.parametrize("count", [1, 4, 6, 40])
+def test_the_newest_of_many_queues(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the queues that have the newest messages are searched, and going on comes to those of all."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(60):
+            body = json.dumps({"number": number}).encode()
+            store.put_message(Message("orders", body, queue_id=number * 3 % 8 if number < 50 else 3))
+    client, seen, before = Client(app([root])), list[int](), ""
+    searched = list[int]()
+    real = newest._stood_at
+    monkeypatch.setattr(newest, "_stood_at", lambda *args: searched.append(len(args[1])) or real(*args))
+    while before is not None:
+        found = client(f"{RECENT}&count={count}" + (f"&before={before}" if before else "")).json
+        if not before:
+            assert all(each <= min(count + 1, 8) for each in searched)
+        seen, before = seen + numbers(found), found["goOn"]
+    assert seen == list(range(59, -1, -1))
+
+
+def test_how_much_was_searched_is_of_the_log_and_not_of_its_files(client: Client) -> None:
+    """Segments are as large as they will become. This store was closed."""
+    end = client("/api/v1/s/store/status").json["commitLog"]["maxOffset"]
+    assert client(f"{RECENT}&text=nothing").json["searchedOf"] == end
+    assert client("/api/v1/s/store/search?q=nothing").json["logSize"] == end
 
 
 def test_up_to_a_time(client: Client) -> None:
@@ -225,6 +265,28 @@ def test_retries_and_the_dead_letter_are_on_the_page_of_a_message(client: Client
 # ---- what a reader takes along
 
 
+def test_the_offset_message_id_is_shown_and_found(client: Client) -> None:
+    """Consumers and brokers log it, also where a message has a UNIQ_KEY."""
+    found = client("/api/v1/s/store/message?topic=orders&queue=1&offset=2").json["message"]
+    assert found["offsetMsgId"] != found["msgId"] == found["systemProperties"]["UNIQ_KEY"]
+    assert found["offsetMsgId"] in page(client, "/s/store/message?topic=orders&queue=1&offset=2").words
+    (hit,) = client(f"/api/v1/s/store/search?q={found['offsetMsgId']}").json["messages"]
+    assert (hit["queueId"], hit["queueOffset"]) == (1, 2)
+
+
+@pytest.mark.parametrize("look", ["message", "messages", "recent"])
+def test_the_commands_to_copy_take_no_topic_for_an_option(client: Client, root: Path, look: str) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("--offset", b"5", queue_id=0))
+    words = page(client, f"/s/store/{look}?topic=--offset&queue=0&offset=0").words
+    commands = [line for line in words.splitlines() if line.startswith("messagestore get ")]
+    assert commands
+    for command in commands:
+        name, *others = shlex.split(command)[1:]
+        (row,) = objects(run(name, "--json", *others))
+        assert row["body"] == "5"
+
+
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
@@ -247,6 +309,26 @@ def test_the_commands_and_programs_to_copy_say_the_same(client: Client, address:
     for number in expected:
         assert f'"number": {number},' in said.getvalue()
     assert said.getvalue().count('"number"') == len(list(expected))
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "it's \\ two", "\u202egro.erots\u202c", "a\u200b1\n2", "\x1b[31m'red'", os.fsdecode(b"\xff7"), ""]
+)
+def test_a_word_to_copy_is_the_same_word_in_a_shell(name: str) -> None:
+    """A page shows no mark of direction, and what it shows leads back to the name that has one."""
+    text = quoted(name)
+    assert shown(text) == text
+    done = subprocess.run(["bash", "-c", f"printf %s {text}"], capture_output=True, check=True)
+    assert done.stdout == os.fsencode(name)
+
+
+def test_the_command_to_copy_finds_a_store_with_a_mark_of_direction_in_its_name(root: Path) -> None:
+    odd = root.rename(root.with_name("to\u202erts"))
+    words = page(Client(app([odd])), "/s/store-1/messages?topic=orders&queue=1&offset=3&count=2").words
+    command = next(line for line in words.splitlines() if line.startswith("messagestore get "))
+    assert "\u202e" not in command
+    done = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, check=True, text=True)
+    assert [row["queueOffset"] for row in objects(run(*done.stdout.splitlines()[1:], "--json"))] == [3, 4]
 
 
 def test_a_list_is_a_file_of_json_lines_or_parquet(client: Client) -> None:

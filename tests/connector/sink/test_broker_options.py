@@ -53,3 +53,25 @@ def test_options_of_a_store_are_refused_with_brokers(option: str) -> None:
 def test_options_of_brokers_are_refused_with_a_store(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"option {option}: found together with {tmp_path}"):
         sink_options({"path": str(tmp_path), "topic": "t", option: "/data" if option == "lookupDir" else "g"})
+
+
+def test_what_an_earlier_attempt_wrote_is_durable_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt may have been killed after it had named its file and before it synced the folder. Without the file,
+    a third attempt would look for the rows of the second behind them.
+    """
+    queue_ends = {brokers.SendQueue("broker-a", 0): 7}
+    monkeypatch.setattr(brokers, "_sync", killed)
+    with pytest.raises(InterruptedError):
+        brokers.Ends(str(tmp_path), brokers.Batch("app", 3)).write("t", 1, queue_ends)
+    synced: list[Path] = []
+    monkeypatch.setattr(brokers, "_sync", synced.append)
+    ends = brokers.Ends(str(tmp_path), brokers.Batch("app", 3))
+    assert ends.of("t", 1) == queue_ends
+    assert set(synced) == {tmp_path, *(path for path in tmp_path.iterdir())}
+    assert ends.of("t", 2) is None
+
+
+def killed(folder: Path) -> None:
+    raise InterruptedError(f"before {folder} was synced")

@@ -37,7 +37,7 @@ from messagestore.session import attached_store
 from messagestore.spi import STORES, local
 from pyspark_messagestore.options.table import sink_options
 from pyspark_messagestore.sink.columns import prepare
-from pyspark_messagestore.sink.writers import BatchWriter, MessageStoreSink, Sink, StreamWriter, gathered
+from pyspark_messagestore.sink.writers import CHUNK_SIZE, BatchWriter, MessageStoreSink, Sink, StreamWriter, gathered
 from sink_tasks import settings, staged
 
 KINDS = [("body", "string"), ("keys", "array<string>")]
@@ -344,6 +344,14 @@ def test_what_failed_attempts_left_goes_with_the_commit(root, context) -> None:
         assert sorted(left(root)) == sorted(others)
         for name in others:
             Path(root, "spark", "staging", name).unlink()
+
+
+def test_a_batch_with_many_bytes_is_divided() -> None:
+    """A task has the records of one part in memory at a time; the large rows may all be at the end."""
+    bodies = [b"small"] * 9_000 + [bytes([n % 251]) * 70_000 for n in range(1_000)]
+    parts = list(gathered(iter([pa.record_batch({"body": bodies})])))
+    assert max(part.nbytes for part in parts) <= CHUNK_SIZE
+    assert [body for part in parts for body in part.column("body").to_pylist()] == bodies
 
 
 def test_batches_are_gathered() -> None:

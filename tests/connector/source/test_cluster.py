@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pickle
 import ssl
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from messagestore.remoting.frames import Frame
 from messagestore.spi import STORES
 from pyspark_messagestore.options.table import source_options
 from pyspark_messagestore.source import cluster
-from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader
+from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader, _AtOnce
+from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.schema import Projection
 from remoting_peer import Peer, answer
 from stream_steps import ALL, again
@@ -51,6 +55,14 @@ class Cluster:
             for (topic, queue_id), records in broker.queues.items()
             if topic == "t"
             for number in range(len(records))
+        }
+
+    def is_all(self, offset: Any) -> bool:
+        """Whether an offset of the query is behind everything."""
+        ends = {name: StreamOffset.from_json(one).queues for name, one in offset["brokers"].items()}
+        return ends == {
+            broker.name: {queue: len(records) for queue, records in broker.queues.items() if queue[0] == "t"}
+            for broker in (self.a, *self.a.others)
         }
 
     @property
@@ -95,13 +107,18 @@ def step(reader: ClusterStreamReader, start: Any) -> tuple[list[Row], Any]:
 def finished(two: Cluster, reader: ClusterStreamReader, start: Any) -> tuple[list[Row], Any]:
     """All micro-batches until nothing is new; each is planned once more by a query that was started again."""
     rows: list[Row] = []
+    looks = 0
     while True:
         some, end = step(reader, start)
-        if end == start:
+        if end != start:
+            other = two.stopped(ClusterStreamReader(reader.options, ROW, STORES))
+            assert read(other, other.partitions(start, end)) == some
+            rows, start = rows + some, end
+        elif two.is_all(end) or looks == 20:
             return rows, end
-        other = two.stopped(ClusterStreamReader(reader.options, ROW, STORES))
-        assert read(other, other.partitions(start, end)) == some
-        rows, start = rows + some, end
+        else:  # a broker has said that there is something new, and its words are on their way
+            looks += 1
+            time.sleep(0.02)
 
 
 def once(rows: list[Row], wanted: set[Row]) -> None:
@@ -129,6 +146,34 @@ def test_each_message_comes_once(two: Cluster, limits: dict[str, str]) -> None:
     once(rows + more + last, two.all())
 
 
+def test_a_micro_batch_asks_brokers_little(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question goes over the network: none is asked twice in a step, and no task connects anew."""
+    monkeypatch.setattr("messagestore.remoting.client.ROUTE_S", 5.0)
+    monkeypatch.setattr(cluster, "LOOK_INTERVAL_S", 5.0)
+    reader = two.stream(startingOffsets="earliest")
+    rows, start = finished(two, reader, again(reader.initialOffset()))
+    two.put(2)
+    more, start = finished(two, reader, start)
+    once(rows + more, two.all())
+
+    before = {name: peer.connection_count for name, peer in two.peers.items()}
+    two.put(2)
+    for of_broker in reader._readers.values():
+        waits = of_broker.follower.store._waits
+        while len(waits.woken) < 2:  # what the broker said is on its way
+            waits.is_quiet(of_broker.follower.seen)
+    for broker in (two.a, two.b):
+        broker.asked.clear()
+    rows, _ = step(reader, start)
+    assert {name: peer.connection_count for name, peer in two.peers.items()} == before
+    assert [row for row in rows if row[0] == "broker-b"] == [("broker-b", 0, 6), ("broker-b", 1, 6)]
+    counts = Counter(frame.code for frame in two.b.asked)
+    assert counts[codes.VIEW_MESSAGE_BY_ID] == 1, "the last record of the plan, by the task"
+    # For each queue: the last message of before with the new one, the row, and a pull that is kept
+    assert counts[codes.PULL_MESSAGE] == 3 * 2
+    assert counts.total() == counts[codes.VIEW_MESSAGE_BY_ID] + counts[codes.PULL_MESSAGE]
+
+
 def test_a_limit_is_one_limit_for_all_brokers(two: Cluster) -> None:
     two.put(20, two.a)
     reader = two.stream(startingOffsets="earliest", maxOffsetsPerTrigger="6")
@@ -150,7 +195,7 @@ def test_few_messages_wait_for_more(two: Cluster) -> None:
     two.put(3)
     assert step(reader, end) == ([], end)
     two.put(1)
-    assert len(step(reader, end)[0]) == 8
+    assert len(finished(two, reader, end)[0]) == 8
 
 
 def test_a_new_query_begins_at_the_latest_messages(two: Cluster) -> None:
@@ -369,3 +414,54 @@ def test_a_slave_is_read_if_the_query_says_so(two: Cluster) -> None:
     rows, _ = finished(two, reader, again(reader.initialOffset()))
     assert sum(name == "broker-a" for name, _, _ in rows) == 4, "the slave has less than the master"
     assert sum(name == "broker-b" for name, _, _ in rows) == 10, "there is no slave"
+
+
+@pytest.mark.parametrize("limits", [{}, {"maxOffsetsPerTrigger": "100"}])
+def test_brokers_are_asked_at_the_same_time(two: Cluster, limits: dict[str, str]) -> None:
+    """No broker answers how far its queues reach before all have been asked: a step waits for the slowest one only."""
+    meeting = threading.Barrier(2, timeout=30)
+    met = {two.a.name: False, two.b.name: False}
+
+    def waits_for_others(broker: Broker) -> Callable[[Frame], bytes | None]:
+        def fault(request: Frame) -> None:
+            if request.code == codes.GET_MAX_OFFSET and not met[broker.name]:
+                met[broker.name] = True
+                meeting.wait()
+
+        return fault
+
+    def together(ask: Callable[[], Any]) -> Any:
+        met.update(dict.fromkeys(met, False))
+        answer = ask()
+        assert all(met.values())
+        return answer
+
+    for broker in (two.a, two.b):
+        broker.fault = waits_for_others(broker)
+    start = again(together(two.stream(startingOffsets="earliest", **limits).initialOffset))
+    reader = two.stream(**limits)  # one that knows nothing yet, so that it asks
+    assert two.is_all(again(together(lambda: reader.latestOffset(start, reader.getDefaultReadLimit()))))
+
+    options = source_options({"path": two.path, "subscribe": "t", "retryTimeout": "5s"})
+    assert len(together(ClusterBatchReader(options, ROW, STORES).partitions)) == 2
+
+
+def test_an_error_of_one_broker_waits_for_the_answers_of_the_others() -> None:
+    """Its readers may be used again when a step has failed."""
+    at_once, log, may_end = _AtOnce(), list[str](), threading.Event()
+
+    def ask(name: str) -> str:
+        if name != "slow":
+            may_end.set()
+            raise StoreUnavailableError(name)
+        assert may_end.wait(30)
+        log.append(name)
+        return name
+
+    for names in (["slow", "fails"], ["fails", "slow"], ["fails", "slow", "fails too"]):
+        may_end.clear()
+        with pytest.raises(StoreUnavailableError, match="fails"):
+            at_once.answers(names, ask)
+    at_once.close()
+    assert log == ["slow"] * 3
+    assert at_once.answers([], ask) == {}

@@ -31,7 +31,7 @@ from messagestore import (
 from messagestore.backup import back_up, restore
 from messagestore.spi import STORES
 from pyspark_messagestore.options.table import source_options
-from pyspark_messagestore.source.follower import Follower
+from pyspark_messagestore.source.extent import Extent
 from pyspark_messagestore.source.readers import BatchReader, StreamReader
 from pyspark_messagestore.source.schema import Projection
 from stream_steps import planned_first
@@ -432,15 +432,15 @@ def test_a_topic_deleted_under_a_running_query(root, caplog) -> None:
 def test_a_topic_deleted_while_a_query_begins(root, monkeypatch, kind: str) -> None:
     """Between two looks: the query begins with the topics that are left."""
     add(root, 5, topic="u", queues=1)
-    starting = Follower.starting
+    starting = Extent.starting
 
-    def deleted(follower: Follower, default: object) -> dict[tuple[str, int], int]:
-        firsts = starting(follower, default)
+    def deleted(extent: Extent, default: object) -> dict[tuple[str, int], int]:
+        firsts = starting(extent, default)
         shutil.rmtree(Path(root) / "consumequeue" / "t")
         Broker(Path(root), SMALL).put("u", b"x", 0)
         return firsts
 
-    monkeypatch.setattr(Follower, "starting", deleted)
+    monkeypatch.setattr(Extent, "starting", deleted)
     options = source_options({"path": root, "subscribePattern": "t|u", "startingOffsets": "earliest"})
     if kind == "batch":
         reader = BatchReader(options, BODY, STORES)

@@ -246,7 +246,8 @@ def not_a_store(spark, root):
 
 @case(
     r"ConfigError: option path: found 'dbfs:/x'; allowed is the path of a folder .* \(no ~, and no URI such as .*\), "
-    r"or rocketmq://host:port;host:port with name servers of RocketMQ"
+    r"or rocketmq://host:port;host:port with name servers of RocketMQ, "
+    r"or rocketmq\+http://host:port/rocketmq/nsaddr with a server that lists them"
 )
 def path_of_databricks(spark, root):
     write(spark.range(1).selectExpr("'x' body"), "dbfs:/x")

@@ -14,6 +14,7 @@ import pytest
 
 from crash.harness import tree_hash
 from crash.imitate import Broker
+from crash.simdisk import RecordingDisk
 from messagestore import (
     BatchRequest,
     ConfigError,
@@ -25,7 +26,7 @@ from messagestore import (
     StoreLockedError,
     StoreWentBackwardsError,
 )
-from messagestore.backup import Point, back_up, points, prune, restore, stream
+from messagestore.backup import Point, back_up, points, prune, restore, restoring, stream
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.disk import Disk, File
 from messagestore.files.writer_lock import WriterLock
@@ -210,6 +211,25 @@ def test_a_queue_that_was_made_again_leaves_older_points_alone(places: Places) -
     assert first_body(3) == b"new 0"
 
 
+def test_a_topic_that_was_deleted_last_is_not_in_the_restored_store(places: Places) -> None:
+    """Its records are the last ones of the log, and behind all units; those of a topic of that name before it are not."""
+    with MessageStore.open(places.root, SMALL) as store:
+        for number in range(60):
+            assert store.put_message(Message("gone", b"%d" % number * 300, queue_id=number % 3)).is_ok
+        store.delete_topic("gone")
+        assert store.put_message(Message("t", b"stays", queue_id=0)).is_ok
+        for number in range(4):
+            assert store.put_message(Message("gone", b"again %d" % number, queue_id=0)).is_ok
+        store.delete_topic("gone")
+        places.back_up()
+    places.restore()
+    with MessageStore.open(places.restored, SMALL) as store:
+        assert store.topics() == {"t": [0]}
+        assert store.topic_config("gone") is None
+        assert store.put_message(Message("gone", b"new", queue_id=1)).queue_offset == 0
+        assert store.max_offset("t", 0) == 1
+
+
 def test_delayed_messages_and_open_halves_are_in_the_restored_store(places: Places) -> None:
     with MessageStore.open(places.root, SMALL) as store:
         store.put_message(Message("t", b"later", queue_id=0, delay_time_level=18))
@@ -327,6 +347,22 @@ def test_a_restore_that_was_killed_is_run_again(places: Places) -> None:
 
 
 # ---- pruning
+
+
+def test_a_power_cut_just_after_restore_leaves_all_of_it(
+    places: Places, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Only what was synced is left, of files and of the names in each folder: nothing is missing."""
+    filled(Path(places.root))
+    publish_offsets(places.root, "group", {("t", 0): 3})
+    places.back_up()
+    disk = RecordingDisk(os.path.dirname(places.restored))
+    monkeypatch.setattr(restoring, "Disk", lambda: disk)
+    places.restore()
+    left = disk.image(disk.position, "strict").build(tmp_path_factory.mktemp("left")) / "restored"
+    now = {path.relative_to(places.restored) for path in Path(places.restored).rglob("*")}
+    assert {path.relative_to(left) for path in left.rglob("*")} >= now - {Path("lock"), Path("spark/writer.lock")}
+    assert tree_hash(left) == tree_hash(Path(places.restored))
 
 
 def test_pruning_deletes_points_and_what_only_they_need(places: Places) -> None:

@@ -40,6 +40,7 @@ from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.record_columns import encode
 from messagestore.inspect import operator
 from messagestore.inspect.verify import verify
+from messagestore.read import queue_records
 from messagestore.session import AttachedStore
 from messagestore.spi.local import LOCAL_STORES
 from small import SMALL, ClockDisk, bodies, columns, read_all, stop_periodic
@@ -489,9 +490,9 @@ def test_a_reader_finishes_or_gets_the_exact_number_of_what_is_gone(root: Path) 
     with MessageStore.open_read_only(root, CONFIG) as reader, MessageStore.open(root, CONFIG) as store:
         opened = MessageStore.open_read_only(root, CONFIG)  # it has all segments open
         before = read_all(opened, "busy", 0)
-        batches = reader.view.read("busy", 0, 0, 60, ("body",), max_rows=4)
+        batches = queue_records.read(reader.view, "busy", 0, 0, 60, ("body",), max_rows=4)
         first = next(batches)["body"].to_pylist()
-        finishing = opened.view.read("busy", 0, 0, 60, ("body",), max_rows=4)
+        finishing = queue_records.read(opened.view, "busy", 0, 0, 60, ("body",), max_rows=4)
         done = next(finishing)["body"].to_pylist()
         store.delete_expired_files(at_once=True)
         for batch in finishing:

@@ -29,9 +29,11 @@ from messagestore import (
     StoreLockedError,
     StoreWentBackwardsError,
 )
+from messagestore.consume.queue_reader import QueueReader
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.disk import Disk
 from messagestore.format.gathered import Gathered
+from messagestore.read import queue_records
 from messagestore.read.view import StoreView
 from small import SMALL
 
@@ -111,6 +113,40 @@ def test_a_topic_and_a_queue_that_come_later_are_read_from_their_first_message(t
         put(tmp_path, 1, topic="under")
         assert bodies(reader.poll(10)) == {T1: [0, 1]}
         assert bodies(wide.poll(10)) == {T1: [0, 1], ("under", 0): [0]}
+
+
+@pytest.mark.parametrize("then", ["poll", "commit", "a commit by itself"])
+def test_a_deleted_topic_of_a_pattern_keeps_no_other_one_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, then: str
+) -> None:
+    """Nobody can close and open each consumer when a topic ends. What is made again under the name is read anew."""
+    put(tmp_path, 3)
+    put(tmp_path, 2, topic="under")
+    revoked: list[tuple[str, int]] = []
+    by_itself = {"auto_commit": True, "auto_commit_interval": 0} if then == "a commit by itself" else {}
+    with consumer(
+        tmp_path, pattern="t|u.*", on_revoked=lambda _, queues: revoked.extend(queues), **by_itself
+    ) as reader:
+        assert bodies(reader.poll(10)) == {T0: [0, 1, 2], ("under", 0): [0, 1]}
+        with MessageStore.open(tmp_path, SMALL) as store:
+            store.delete_topic("under")
+        if then == "commit":
+            reader.commit()
+        else:
+            assert reader.poll(0) == {}
+        assert progress(tmp_path) == ({} if then == "poll" else {0: 3})
+        assert revoked == [("under", 0)]
+        assert reader.assignment() == {T0}
+        assert "reads under no more: deleted since it was found by the pattern" in caplog.text
+
+        put(tmp_path, 1, first=3)
+        put(tmp_path, 4, topic="under")
+        found: dict[tuple[str, int], list[int]] = {}
+        while len(found) < 2:
+            found |= bodies(reader.poll(10))
+        assert found == {T0: [3], ("under", 0): [0, 1, 2, 3]}
+        reader.commit()
+    assert (progress(tmp_path), progress(tmp_path, "under")) == ({0: 4}, {0: 4})
 
 
 def test_fields_are_those_of_the_message(tmp_path: Path) -> None:
@@ -341,14 +377,14 @@ def test_a_poll_that_fails_hands_nothing_out(tmp_path: Path, monkeypatch: pytest
     root = tmp_path / "s"
     put(root, 3)
     put(root, 2, queue_id=1)
-    fetch, failing = Consumer._fetch, True
+    fetch, failing = QueueReader.fetch, True
 
-    def fails(reader: Consumer, cursor: Any) -> bool:
+    def fails(reader: QueueReader, cursor: Any, end_seen: int) -> bool:
         if failing and cursor.queue == T1:
             raise CorruptionError("x", 0, "a message", "another") if how == "a damaged message" else KeyboardInterrupt
-        return fetch(reader, cursor)
+        return fetch(reader, cursor, end_seen)
 
-    monkeypatch.setattr(Consumer, "_fetch", fails)
+    monkeypatch.setattr(QueueReader, "fetch", fails)
     with consumer(root, orderly="orderly" in how) as reader:
         for _ in range(4):  # whichever queue comes first
             with pytest.raises((CorruptionError, KeyboardInterrupt)):
@@ -386,17 +422,17 @@ def test_a_topic_that_is_deleted_and_made_again_between_two_looks_ends_no_loop(
 ) -> None:
     """The loop has the error, and does not end as if there were nothing more to wait for."""
     put(tmp_path, 5)
-    blocks = StoreView.blocks
+    blocks = queue_records.blocks
 
     def deleted(view: StoreView, *args: Any) -> Iterator[Gathered]:
-        monkeypatch.setattr(StoreView, "blocks", blocks)
+        monkeypatch.setattr(queue_records, "blocks", blocks)
         broker = Broker(tmp_path, SMALL)
         broker.delete_topic("t")
         broker.close()
-        return view.blocks(args[0], args[1], 0, 0, *args[4:])
+        return queue_records.blocks(view, args[0], args[1], 0, 0, *args[4:])
 
     with consumer(tmp_path) as reader:
-        monkeypatch.setattr(StoreView, "blocks", deleted)
+        monkeypatch.setattr(queue_records, "blocks", deleted)
         assert reader.poll(0) == {}
         put(tmp_path, 2)
         assert bodies(reader.poll()) == {T0: [0, 1]}

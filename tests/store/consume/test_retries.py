@@ -117,11 +117,13 @@ def test_orderly_hands_out_one_message_of_a_queue_at_a_time(root: Path) -> None:
         assert len(polled(reader)) == 2
 
 
-def test_a_message_that_failed_holds_its_queue_and_its_group(root: Path) -> None:
+@pytest.mark.parametrize("named", [False, True], ids=["commit all", "commit the messages"])
+def test_a_message_that_failed_holds_its_queue_and_its_group(root: Path, named: bool) -> None:
+    """Also if it is committed by name, as the loop of the guide does with each message."""
     with consumer(root, orderly=True) as reader:
         failed, done = polled(reader)
         failed.retry()
-        reader.commit()
+        reader.commit([failed, done] if named else None)
         assert reader.committed(failed.queue) == 0
         assert reader.committed(done.queue) == 1
         assert bodies(polled(reader)) == {b"%d.1" % done.queue_id}
@@ -146,3 +148,20 @@ def test_an_orderly_iteration_goes_on_with_each_commit(root: Path) -> None:
             found.append(message.body)
             reader.commit(message)
     assert sorted(found) == [b"%d.%d" % (queue_id, number) for queue_id in (0, 1) for number in range(3)]
+
+
+def test_an_orderly_consumer_counts_its_retries(root: Path) -> None:
+    """The loop of the guide, which gives up after three, went on for ever with a message that always failed."""
+    seen: dict[bytes, list[int]] = {}
+    with consumer(root, orderly=True, consumer_timeout=3 * LONG_S) as reader:
+        for message in reader:
+            seen.setdefault(message.body, []).append(message.reconsume_times)
+            if message.body == b"0.1" and message.reconsume_times < 3:
+                message.retry(1)
+            elif message.body == b"0.1":
+                message.dead_letter("always")
+            reader.commit(message)
+            if len(seen) == 6:
+                break
+    assert seen[b"0.1"] == [0, 1, 2, 3]
+    assert seen.keys() == {b"%d.%d" % (queue_id, number) for queue_id in (0, 1) for number in range(3)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -146,6 +147,23 @@ def test_a_worker_cannot_commit_messages_of_a_queue_that_it_has_lost(root: Path)
                     assert second.committed(message.queue) is None
                 else:
                     first.commit(message)
+
+
+def test_an_iteration_leaves_a_queue_that_was_given_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was in the middle of a block of that queue, whose messages another worker hands out now."""
+    monkeypatch.setattr("messagestore.consume.consumer._LOOK_S", math.inf)  # only a poll without messages looks
+    with MessageStore.open(tmp_path, SMALL) as store:
+        for number in range(10):
+            store.put_message(Message("t", b"%d" % number, queue_id=number % 2))
+    with worker(tmp_path, consumer_timeout=LONG_S, on_revoked=lambda own, queues: own.resume(*queues)) as first:
+        first.pause(("t", 0))
+        assert next(first).queue == ("t", 1)
+        first.pause()
+        with worker(tmp_path) as second:
+            balanced(first, second, until=lambda: shares(first, second) == [1, 1])
+            assert first.assignment() == {("t", 0)}
+            first.resume()
+            assert next(first).queue == ("t", 0)
 
 
 def test_a_worker_whose_look_is_old_continues_where_its_predecessor_committed(root: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from messagestore.errors import CorruptionError
 from messagestore.files.config_file import ConfigFile, parsed, written
-from messagestore.files.disk import Disk
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.disk import Disk, File
 
 WORDS = st.text(alphabet='a{,:1"\\ é😀\n', max_size=4)
 VALUES = st.recursive(
@@ -132,3 +133,29 @@ def test_what_is_read_can_be_written_again(file: ConfigFile, levels: int) -> Non
         file.load(dict)
         file.save({})
         assert parsed(Path(file.path).read_text())["theirs"]
+
+
+def test_the_name_of_a_folder_that_another_process_made_is_synced(tmp_path: Path) -> None:
+    """A process that dies between `mkdir` and the sync leaves `config/` to the next one, whose file needs its name."""
+    calls: list[tuple[str, str]] = []
+
+    class Told(Disk):
+        def fsync_dir(self, path: str | Path) -> None:
+            calls.append(("sync", str(path)))
+            super().fsync_dir(path)
+
+        def open_new(self, path: str | Path, size: int) -> File:
+            calls.append(("write", str(path)))
+            return super().open_new(path, size)
+
+    root = tmp_path / "store"
+    (root / "spark").mkdir(parents=True)
+    (root / "config").mkdir()
+    publish_offsets(str(root), "g", {("t", 0): 1}, Told(), durable=True)
+    synced = calls.index(("sync", str(root)))
+    assert synced < next(at for at, (verb, path) in enumerate(calls) if verb == "write" and "consumer" in path)
+    assert ("sync", str(root / "config")) in calls[synced:]
+
+    calls.clear()
+    publish_offsets(str(root), "g", {("t", 0): 2}, Told(), durable=True)
+    assert ("sync", str(root)) not in calls  # once: the file would not be there without the folder's name

@@ -596,3 +596,26 @@ def test_a_topic_that_cannot_be_a_folder_is_an_illegal_message(topic: Any) -> No
     assert refused.value.field == "topic"
     with pytest.raises(MessageIllegalError, match=r"^queue id: found -1; allowed is a whole number, 0 or more$"):
         queue_directory("/s", "T", -1)
+
+
+def test_a_queue_that_still_ends_where_it_did_is_told_by_one_read(tmp_path: Path) -> None:
+    """Anything else, and what one read cannot tell, is to be looked at."""
+    queue = make(tmp_path, 80)
+    queue.append(0, pack_units(units_of((0, 100, 7), (100, 100, 7))))
+    assert queue.still_ends(2, 100, 200)
+    assert not queue.still_ends(2, 90, 200)  # another message
+    assert not queue.still_ends(1, 0, 200)  # one more
+    assert queue.still_ends(1, 0, 199)  # which does not count yet
+    assert not queue.still_ends(3, 100, 200)
+    assert not queue.still_ends(0, 0, 200)
+    queue.append(2, pack_units(units_of((200, 100, 7), (300, 100, 7))))
+    assert not queue.still_ends(4, 300, 400)  # the next one would be in another file
+
+
+def test_a_file_that_is_missing_in_the_middle_is_not_asked_for_from_a_copy(tmp_path: Path):
+    """Units are derived from the log, so whoever reads the error is told to have them made again."""
+    queue = make(tmp_path)
+    queue.append(0, pack_units(some_units(0, 15)))
+    os.unlink(queue.path(100))
+    with pytest.raises(CorruptionError, match="`messagestore recover` rebuilds the queue"):
+        queue.load()

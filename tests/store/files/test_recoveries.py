@@ -137,10 +137,10 @@ def test_a_damaged_file_is_told_and_begins_anew(tmp_path: Path, data: bytes) -> 
 class FullDisk(Disk):
     """A disk without room for the report."""
 
-    def open_new(self, path: str | Path, size: int, *, writers_only: bool = False) -> File:
+    def open_new(self, path: str | Path, size: int) -> File:
         if str(path).endswith("recoveries.json"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return super().open_new(path, size, writers_only=writers_only)
+        return super().open_new(path, size)
 
 
 def test_a_disk_without_room_stops_no_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

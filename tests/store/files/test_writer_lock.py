@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -24,10 +25,12 @@ from pathlib import Path
 import pytest
 
 from kernel import refuse_leases
+from messagestore import Message, MessageStore
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
 from messagestore.files import writer_lock
 from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
+from messagestore.inspect.verify import verify
 from processes import PatienceDisk, starting_broker
 
 
@@ -504,10 +507,23 @@ def test_a_holder_without_a_name(lock_path: str, text: bytes, monkeypatch: pytes
     Path(lock_path).write_bytes(text)
     with pytest.raises(StoreLockedError, match=rf"locked by pid {os.getpid()} \(.+\) on "):
         second.acquire(0, description="")
-    monkeypatch.setattr(writer_lock, "_lockers", lambda _: [])
+    monkeypatch.setattr(writer_lock, "_lockers", lambda *_: [])
     with pytest.raises(StoreLockedError, match="an unknown process"):
         second.acquire(0, description="")
     first.close()
+
+
+def test_a_holder_that_has_left_its_name_is_not_looked_for_among_all_processes(
+    lock_path: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Status and the dashboard ask for it again and again, and the files of all processes take milliseconds."""
+    lock = WriterLock(lock_path)
+    lock.acquire(0, description="query 1")
+    real, listed = os.listdir, []
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or real(path))
+    assert "query 1" in lock.holder()
+    assert listed == [f"/proc/{os.getpid()}/fd"]
+    lock.close()
 
 
 def test_a_full_disk_does_not_cost_the_lock(lock_path: str, monkeypatch: pytest.MonkeyPatch):
@@ -720,7 +736,7 @@ def test_a_holder_that_the_kernel_does_not_show_is_not_named_as_one(
     """It may be in another container, or another user's: the file names the last writer, which may be another one."""
     first = WriterLock(lock_path)
     first.acquire(0, description="the first")
-    monkeypatch.setattr(writer_lock, "_lockers", lambda _: [])
+    monkeypatch.setattr(writer_lock, "_lockers", lambda *_: [])
     with pytest.raises(
         StoreLockedError, match="a process that this user cannot see; the last writer was pid"
     ) as caught:
@@ -773,3 +789,37 @@ def test_a_reader_that_may_not_read_the_lock_file_takes_a_writer_for_dead(
     assert asked() == "True True"
     writer.close()
     assert asked() == "False False"
+
+
+KILLED = """
+import os, signal, sys
+from messagestore import Message, MessageStore
+
+made, survived = os.mknod, int(sys.argv[2])
+
+def mknod(*args, **options):
+    global survived
+    made(*args, **options)
+    survived -= 1
+    if survived < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+os.mknod = mknod
+with MessageStore.open(sys.argv[1]) as store:
+    store.put_message(Message("t", b"x", queue_id=0))
+"""
+
+
+def test_a_kill_while_a_lock_file_is_made_keeps_nobody_out(tmp_path: Path):
+    """It has its name then, but not yet its group and mode. Each lock file of a new store in turn."""
+    for survived in range(10):
+        root = tmp_path / str(survived)
+        process = subprocess.run([sys.executable, "-c", KILLED, root, str(survived)], timeout=120, check=False)
+        with MessageStore.open(root) as store:
+            store.put_message(Message("t", b"y", queue_id=0))
+            assert store.max_offset("t", 0) == (2 if process.returncode == 0 else 1)
+        assert verify(str(root)).ok
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+    assert survived >= 2, "no lock file was made"

@@ -233,13 +233,13 @@ def test_a_writer_numbers_on_from_the_true_end_without_the_file_that_says_it(
     assert verify(closed).ok
 
 
-def test_recover_makes_a_queue_again_whose_folder_and_seal_are_lost(closed: Path) -> None:
-    """The journal names the queues that had messages."""
+def test_who_opens_the_store_makes_a_queue_again_whose_folder_and_seal_are_lost(closed: Path) -> None:
+    """The journal names the queues that had messages. Until they are there, they would seem to have none."""
     expected = bodies(closed)
     (closed / "spark" / "ends").unlink()
     shutil.rmtree(closed / QUEUE)
     with MessageStore.open(closed, CONFIG) as store:
-        assert "rebuilt from it" in str(store.check_queues())
+        assert "rebuilt from the log" in str(store.report)
     assert bodies(closed) == expected
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from messagestore import BatchRequest, CorruptionError, Message, MessageStore, StoreConfig
 from messagestore.files.commit_log import CommitLog
@@ -36,6 +38,32 @@ def put(log: CommitLog, position: int, body: bytes, queue_offset: int = 0) -> in
     )
     log.write(position, data)
     return position + len(data)
+
+
+def test_a_walk_that_expects_few_records_reads_little(tmp_path: Path) -> None:
+    """Behind the log's end lie zeros up to the end of the segment."""
+    (tmp_path / "spark").mkdir()
+    sizes = list[int]()
+
+    class Counting(CommitLog):
+        def read_array(self, physical_offset: int, size: int) -> NDArray[np.uint8]:
+            sizes.append(size)
+            return super().read_array(physical_offset, size)
+
+    log = Counting(str(tmp_path / "commitlog"), 1 << 24, FilePool(Disk(), 8), str(tmp_path / "spark"))
+    log.load()
+    position = 0
+    for number in range(3):
+        position = put(log, position, b"b" * 40, number)
+    runs = list(Walk(log, 0, few=True))
+    assert (runs[-1].end, sum(len(run.starts) for run in runs), sum(sizes)) == (position, 3, 8192)
+    for number, size in enumerate((50_000, 40, 200_000), 3):  # larger than what is read at first
+        position = put(log, position, b"b" * size, number)
+    for start in (0, runs[-1].end):
+        walked, all_at_once = list(Walk(log, start, few=True)), list(Walk(log, start))
+        assert [run.last_offset for run in walked][-1:] == [run.last_offset for run in all_at_once][-1:]
+        assert sum(len(run.starts) for run in walked) == sum(len(run.starts) for run in all_at_once)
+        assert walked[-1].end == position
 
 
 def test_a_walk_crosses_segments(log: CommitLog) -> None:

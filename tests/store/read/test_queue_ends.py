@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -142,4 +143,75 @@ def test_many_queues_are_not_asked_when_one_grows(tmp_path: Path, monkeypatch: p
         view.refresh()
         assert ends.look()["t", 77] == 2
         assert touched == [("t", 77, 1, 2)]
+        view.close()
+
+
+@pytest.mark.parametrize("few", [0, 16], ids=["many queues", "few queues"])
+def test_a_topic_that_is_deleted_beside_an_open_writer_is_gone(
+    tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records stay in the log, and nothing is added to it: only the folders say so."""
+    monkeypatch.setattr(queue_ends, "FEW_QUEUES", few)
+    root = filled(tmp_path / "s", 10)
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("u", b"x", queue_id=0))
+        view = StoreView(root)
+        ends = QueueEnds(view, TOPICS, names=True)
+        for path in (root / "consumequeue", root / "consumequeue" / "t", root / "consumequeue" / "u"):
+            os.utime(path, (1, 1))  # long ago, so that its time is relied on
+        assert ends.look().keys() == {("t", 0), ("t", 1), ("u", 0)}
+        assert ends.topic_names == {"t", "u"}
+        store.delete_topic("u")
+        view.refresh()
+        assert ends.look().keys() == {("t", 0), ("t", 1)}
+        assert ends.topic_names == {"t"}
+        view.close()
+
+
+def test_few_queues_are_asked_only_if_they_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that waits looks again and again: no folder is read, and of the queues only that which has a message."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        for queue_id in range(7):
+            store.put_message(Message("t", b"x", queue_id=queue_id))
+        for path in (tmp_path / "s" / "consumequeue", tmp_path / "s" / "consumequeue" / "t"):
+            os.utime(path, (1, 1))
+        view = StoreView(tmp_path / "s")
+        ends = QueueEnds(view, TOPICS, names=True)
+        assert sum(ends.look().values()) == 7
+
+        asked_for: list[object] = []
+        real = StoreView._end
+        monkeypatch.setattr(StoreView, "_end", lambda self, key: asked_for.append(key) or real(self, key))
+        listed: list[str] = []
+        queue_ids = StoreView.queue_ids
+        monkeypatch.setattr(StoreView, "queue_ids", lambda self, topic: listed.append(topic) or queue_ids(self, topic))
+        view.refresh()
+        ends.look()
+        assert (asked_for, listed) == ([], [])
+
+        store.put_message(Message("t", b"one more", queue_id=5))
+        view.refresh()
+        assert ends.look()["t", 5] == 2
+        assert {*asked_for} == {("t", 5)}
+
+        store.put_message(Message("t", b"of a new queue", queue_id=7))
+        store.put_message(Message("u", b"of a new topic", queue_id=0))
+        view.refresh()
+        assert ends.look()["t", 7] == ends.look()["u", 0] == 1
+        assert ends.topic_names == {"t", "u"}
+        view.close()
+
+
+def test_a_queue_of_a_writer_that_was_made_again_and_is_as_long_is_told(tmp_path: Path) -> None:
+    """Between two looks at few queues."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.put_message(Message("t", b"old", queue_id=0))
+        view = StoreView(tmp_path / "s")
+        ends = QueueEnds(view, TOPICS)
+        assert ends.look() == {("t", 0): 1}
+        store.delete_topic("t")
+        store.put_message(Message("t", b"new", queue_id=0))
+        view.refresh()
+        assert ends.look() == {("t", 0): 1}
+        assert ends.restarts == {("t", 0): 1}
         view.close()

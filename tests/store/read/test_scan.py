@@ -77,6 +77,14 @@ def test_a_topic_is_a_frame_with_the_messages_of_all_queues_in_order(store: Mess
     assert table["keys"][0].as_py() == ["k0"]
 
 
+@pytest.mark.parametrize("left_out", [{}, {"tags": "none"}])
+def test_a_frame_without_a_row_has_a_batch(store: MessageStore, left_out: dict[str, str]) -> None:
+    """`polars.from_arrow` refuses a reader without one: "Must pass schema, or at least one RecordBatch"."""
+    reader = store.scan("empty", **left_out)
+    (batch,) = reader
+    assert (batch.num_rows, batch.schema) == (0, reader.schema)
+
+
 def test_a_scan_ends_where_the_store_ended_when_it_was_made(store: MessageStore) -> None:
     """A batch across queues that comes between the scan and its reading is left out of every queue."""
     frame = store.scan("t", columns=["body"])

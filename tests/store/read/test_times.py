@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from messagestore import Message, MessageStore
+from messagestore.read import queue_records
 from messagestore.read.view import StoreView
-from messagestore.writer import log_writer
+from messagestore.writer import store_clock
 from small import SMALL, ClockDisk
 
 START_MS = 1_700_000_000_000
@@ -29,7 +30,7 @@ def stored(root: Path, chance: random.Random, most_back_ms: int) -> list[int]:
                 disk.now_ms = highest_ms - chance.randint(0, most_back_ms)
             store.put_message(Message("t", bytes(chance.choice((0, 30, 900))), queue_id=0, keys=["k"]))
     view = StoreView(root, SMALL)
-    batch = next(view.read("t", 0, 0, 120, ["store_timestamp_ms"]))
+    batch = next(queue_records.read(view, "t", 0, 0, 120, ["store_timestamp_ms"]))
     view.close()
     return [int(value) for value in batch.column(0).cast("int64").to_pylist()]
 
@@ -47,7 +48,7 @@ def test_a_brokers_clock_that_is_set_back_by_seconds_skips_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A broker's store times go back with its clock, as they do here when ours do not stand still."""
-    monkeypatch.setattr(log_writer, "MOST_AHEAD_MS", -1)
+    monkeypatch.setattr(store_clock, "MOST_AHEAD_MS", -1)
     logging.disable(logging.WARNING)
     try:
         times = stored(tmp_path / "s", random.Random(seed), 10_000)

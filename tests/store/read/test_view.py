@@ -30,6 +30,7 @@ from messagestore import (
 )
 from messagestore.files.index_table import IndexTable
 from messagestore.format.layout import UNIT
+from messagestore.read import queue_records
 from messagestore.read.view import StoreView
 from processes import CONTEXT
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
@@ -169,7 +170,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
         with pytest.raises(CorruptionError) as caught:
             read_all(reader)
         assert caught.value.physical_offset == at
-        assert next(reader.view.read("t", 0, 0, 5, ["body"], verify_body_crc=False)).num_rows == 5
+        assert next(queue_records.read(reader.view, "t", 0, 0, 5, ["body"], verify_body_crc=False)).num_rows == 5
 
 
 @pytest.mark.parametrize("position", [20, 28, 12, 4, 0])
@@ -183,7 +184,7 @@ def test_a_record_that_disagrees_with_its_unit_is_named(tmp_path: Path, position
         data[at + position + 3] ^= 1
         segment.write_bytes(data)
         with pytest.raises(CorruptionError):
-            list(reader.view.read("t", 0, 0, 5, ["body"]))
+            list(queue_records.read(reader.view, "t", 0, 0, 5, ["body"]))
 
 
 def test_small_pieces_are_the_same(tmp_path: Path) -> None:
@@ -193,7 +194,9 @@ def test_small_pieces_are_the_same(tmp_path: Path) -> None:
         view = reader.view
         for max_rows, max_bytes in ((1, 1 << 20), (7, 1 << 20), (1000, 1), (1000, 500), (1000, 1 << 20)):
             found: list[bytes] = []
-            for batch in view.read("t", 0, 10, 100, ["queue_offset", "body"], max_rows=max_rows, max_bytes=max_bytes):
+            for batch in queue_records.read(
+                view, "t", 0, 10, 100, ["queue_offset", "body"], max_rows=max_rows, max_bytes=max_bytes
+            ):
                 assert batch.num_rows <= max_rows
                 assert batch.column("queue_offset").to_pylist()[0] == 10 + len(found)
                 found += batch.column("body").to_pylist()
@@ -209,7 +212,7 @@ def test_a_deleted_queue_is_not_read_as_empty(tmp_path: Path) -> None:
         reader.view.files.forget_queues()
         reader.view.files.pool.clear()
         with pytest.raises(CorruptionError, match="units of t/0, as at the clean end, found no file"):
-            list(reader.view.read("t", 0, 0, high, ["body"]))
+            list(queue_records.read(reader.view, "t", 0, 0, high, ["body"]))
 
 
 def follow(root: str, queue_id: int, count: int, pipe: Connection) -> None:
@@ -219,7 +222,7 @@ def follow(root: str, queue_id: int, count: int, pipe: Connection) -> None:
     with MessageStore.open_read_only(root) as reader:
         while len(numbers) < count and time.monotonic() < deadline:
             high = reader.max_offset("t", queue_id)
-            for batch in reader.view.read("t", queue_id, len(numbers), high, ["queue_offset", "body"]):
+            for batch in queue_records.read(reader.view, "t", queue_id, len(numbers), high, ["queue_offset", "body"]):
                 assert batch.column("queue_offset").to_pylist() == list(
                     range(len(numbers), len(numbers) + batch.num_rows)
                 )
@@ -267,7 +270,7 @@ def test_readers_while_the_store_is_recovered_and_closed(tmp_path: Path) -> None
                 while not stop.is_set():
                     high = reader.max_offset("t", 0)
                     assert high >= len(seen)
-                    for batch in reader.view.read("t", 0, len(seen), high, ["body"]):
+                    for batch in queue_records.read(reader.view, "t", 0, len(seen), high, ["body"]):
                         seen.extend(batch.column("body").to_pylist())
         except BaseException as error:  # noqa: BLE001 - told to the test
             errors.append(error)
@@ -346,7 +349,9 @@ def test_a_range_that_retention_takes_while_it_is_read_is_counted(tmp_path: Path
     with MessageStore.open_read_only(root) as reader:
         view, counts = reader.view, list[int]()
         high = reader.max_offset("t", 0)
-        batches = (block.decoded(["queue_offset"]) for block in view.blocks("t", 0, 0, high, 10, 1 << 20))
+        batches = (
+            block.decoded(["queue_offset"]) for block in queue_records.blocks(view, "t", 0, 0, high, 10, 1 << 20)
+        )
         counts.append(next(batches).num_rows)
         delete_segments(root, 3)
         if not open_files:
@@ -356,7 +361,11 @@ def test_a_range_that_retention_takes_while_it_is_read_is_counted(tmp_path: Path
         error, seen = caught.value, sum(counts)
         assert error.queue_offset == seen < error.min == reader.min_offset("t", 0)
         assert f"{error.min - seen} messages from {seen} on" in str(error)
-        rest = [n for b in view.read("t", 0, error.min, high, ["queue_offset"]) for n in b["queue_offset"].to_pylist()]
+        rest = [
+            n
+            for b in queue_records.read(view, "t", 0, error.min, high, ["queue_offset"])
+            for n in b["queue_offset"].to_pylist()
+        ]
         assert rest == list(range(error.min, high))
 
 
@@ -523,7 +532,7 @@ def test_a_sparse_queue_takes_little_memory(tmp_path: Path) -> None:
             store.put_message(Message("t", b"." * 8000, queue_id=1))
             store.put_message(Message("t", b"x", queue_id=0))
     with MessageStore.open_read_only(tmp_path / "s") as reader:
-        blocks = list(reader.view.blocks("t", 0, 0, 60, 100, 4000))
+        blocks = list(queue_records.blocks(reader.view, "t", 0, 0, 60, 100, 4000))
         assert sum(len(block.sizes) for block in blocks) == 60
         assert max(len(block.data) for block in blocks) < 5 * 4000 + 16 * 1024
 

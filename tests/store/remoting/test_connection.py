@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import socket
 import ssl
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,4 +235,60 @@ def test_a_certificate_of_another_host_is_refused_unless_names_do_not_count(tmp_
             Connection(peer.address, settings)
         connection = Connection(peer.address, replace(settings, check_host_name=False))
         assert connection.send(codes.GET_MAX_OFFSET, {}).answer().code == codes.SUCCESS
+        connection.close()
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], None]]:
+    """Lets a handler raise `TimeoutError` in the main thread, as a program does that bounds what it calls."""
+
+    def raising(_number: int, _frame: object) -> None:
+        raise TimeoutError("by the handler")
+
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGUSR1, raising)
+    yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_request_of_which_a_part_was_sent_is_the_last_of_its_connection(interrupt: Callable[[], None]) -> None:
+    """The bytes of the next one would be taken for the rest of this one's body."""
+    received, closed = bytearray(), threading.Event()
+
+    def half(connection: socket.socket) -> None:
+        received.extend(connection.recv(4096))
+        interrupt()
+        while data := connection.recv(1 << 20):
+            received.extend(data)
+        closed.set()
+
+    with Peer(half) as peer:
+        connection = Connection(peer.address, PLAIN)
+        with pytest.raises(TimeoutError, match="by the handler"):
+            connection.send(codes.SEND_BATCH_MESSAGE, {}, b"first" * (10 << 20))
+        with pytest.raises(StoreUnavailableError, match="the connection broke: by the handler"):
+            connection.send(codes.SEND_BATCH_MESSAGE, {}, b"second")
+        assert closed.wait(60)
+        assert b"second" not in received
+
+
+def test_an_exception_of_a_handler_is_no_silence_of_the_broker(interrupt: Callable[[], None]) -> None:
+    """It is raised as it is, and what had arrived of the answer is no part of another one."""
+
+    def half(connection: socket.socket) -> None:
+        first = answer(read_frame(connection), body=b"x" * 1000)
+        connection.sendall(first[:500])
+        interrupt()
+        request = read_frame(connection)
+        if request is not None:
+            connection.sendall(first[500:] + answer(request, body=b"second"))
+            read_frame(connection)
+
+    with Peer(half) as peer:
+        connection = Connection(peer.address, PLAIN)
+        with pytest.raises(TimeoutError, match="by the handler"):
+            connection.send(codes.PULL_MESSAGE, {}).answer(600)
+        with contextlib.suppress(StoreUnavailableError):  # it was interrupted while it read: how much is not known
+            assert bytes(connection.send(codes.PULL_MESSAGE, {}).answer(600).body) == b"second"
         connection.close()

@@ -6,10 +6,12 @@ import contextlib
 import json
 import random
 import resource
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,14 @@ import pytest
 from benchmarks.peers import ports
 
 from crash.proxy import DOWN, Fault, Proxy
-from messagestore import BatchRequest, CommitUnknownError, ProtocolError, StoreUnavailableError, StoreWentBackwardsError
+from messagestore import (
+    BatchRequest,
+    CommitUnknownError,
+    MessageStore,
+    ProtocolError,
+    StoreUnavailableError,
+    StoreWentBackwardsError,
+)
 from messagestore.serve import server as serving
 from messagestore.serve import service as services
 from messagestore.serve.hosted import Hosted
@@ -30,7 +39,7 @@ from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores
 from messagestore.spi.wire import frames, parts
-from small import SMALL, bodies, columns, filled
+from small import SMALL, bodies, columns, filled, read_all
 
 LIMITS = Limits(connections=12, streams=4, memory=24 * MIB, body=MIB, frame=8 * MIB, idle_s=1.0)
 HEADERS = "Host: x\r\nMessagestore-Protocol: 1-1\r\n"
@@ -469,6 +478,48 @@ def test_a_file_is_sent_again_to_a_server_that_was_restarted(root: str, monkeypa
     second.stop()
 
 
+@pytest.fixture
+def small_frames(root: str) -> Iterator[Server]:
+    started = Server(Service(Hosted(root, SMALL), replace(LIMITS, frame=6 * 1024)))
+    started.start()
+    yield started
+    started.stop()
+
+
+def test_a_chunk_with_more_bytes_than_a_frame_is_divided(
+    root: str, small_frames: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """Who writes through the seam may give a chunk of any size. Its rows and their digest are those of one frame."""
+    monkeypatch.setattr(clients, "FRAME_SIZE", 4 * 1024)
+    writer = settings().writer(small_frames.url, SMALL, staging_ttl_s=60)
+    found = writer.prepare()
+    host, texts = store_host_of(SMALL), [b"%04d" % number * 50 for number in range(100)]
+    texts[50] = b"x" * 5 * 1024  # fits into a frame of the server, but not into what a piece usually has
+    rows = encode(ColumnTexts(columns(texts)), limits=SMALL, store_host=host, born_host=host)
+    with writer.stage(Write("0", "k"), found.store_id) as staging:
+        staging.write(rows)
+        staged = staging.finish()
+    assert (staged.row_count, staged.digest) == (100, rows.digest)
+    assert writer.commit([staged], BatchRequest("app", 0), found.store_id).result.row_count == 100
+    with MessageStore.open_read_only(root) as store:
+        stored = {queue_id: read_all(store, "t", queue_id)[30:] for queue_id in (0, 1)}
+    assert stored == {0: texts[::2], 1: texts[1::2]}
+
+
+def test_a_message_that_fits_into_no_frame_names_the_limit(small_frames: Server):
+    writer = settings().writer(small_frames.url, SMALL, staging_ttl_s=60)
+    found = writer.prepare()
+    host = store_host_of(SMALL)
+    rows = encode(ColumnTexts(columns([b"x" * 7 * 1024])), limits=SMALL, store_host=host, born_host=host)
+    words = (
+        r"found 7,\d{3} bytes; allowed are 6,144. If this is one large message, start the server with a larger --frame"
+    )
+    with writer.stage(Write("0", "k"), found.store_id) as staging:
+        staging.write(rows)
+        with pytest.raises(ProtocolError, match=words):
+            staging.finish()
+
+
 def test_a_server_that_is_being_stopped_refuses_and_waits(server: Server):
     """New requests get 503; the one that runs is answered."""
     reader = settings(0.2).reader(server.url)
@@ -508,3 +559,28 @@ def test_an_answer_that_is_cut_at_any_byte_of_its_head_is_asked_for_again(server
             proxy.plan(Fault("close", DOWN, at))
             assert writer.describe() == expected, at
             assert proxy.happened
+
+
+def test_an_exception_of_a_handler_is_no_silence_of_the_server() -> None:
+    """A program that bounds a call with its own `TimeoutError` gets it at once: nothing is sent again."""
+
+    def raising(_number: int, _frame: object) -> None:
+        raise TimeoutError("by the handler")
+
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def silent() -> None:
+        sock, _ = listener.accept()
+        _sockets.append(sock)
+        assert sock.recv(1000)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, raising)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=silent, daemon=True).start()
+            with pytest.raises(TimeoutError, match="by the handler"):
+                settings(20).reader(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -721,7 +721,7 @@ def test_views_for_people_and_monitoring_systems(stores: Stores, root: str, read
     assert status["topics"][0]["queues"]["1"]["maxOffset"] >= 30
     (figures,), faults = reader.view("figures")
     assert (figures["storeId"], figures["batches"], figures["apps"][0]["lastRows"], faults) == (store_id, 1, 2, [])
-    assert list(figures["topics"][0]) == ["topic", "messagesIn", "messages"]
+    assert list(figures["topics"][0]) == ["topic", "messagesIn", "messages", "end"]
 
 
 def test_how_far_queues_reach_and_where_they_were_at_a_time(root: str, reader: StoreReader) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from isal.isal_zlib import crc32
 
 from fake_broker import NAME, Broker
+from http_list import ListServer
 from messagestore import (
     BrokerError,
     ConfigError,
@@ -21,6 +24,7 @@ from messagestore import (
     StoreWentBackwardsError,
     UnknownTopicError,
 )
+from messagestore.format.record import decode_message
 from messagestore.remoting import codes
 from messagestore.remoting.frames import Frame
 from messagestore.spi import STORES, Ends, LastRecord, Location, PlannedRead, Range, StoreReader, brokers_of
@@ -195,6 +199,27 @@ def test_retention_while_a_range_is_read(broker: Broker, store: StoreReader) -> 
 
     broker.fault = delete
     rows: list[bytes] = []
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        rows.extend(rows_of(store))
+    assert rows == [b"%d" % number for number in range(64)]
+    assert (caught.value.queue_offset, caught.value.min) == (64, 150)
+
+
+def test_retention_that_has_not_reached_the_queue_yet(broker: Broker, store: StoreReader) -> None:
+    """The log goes first. Until the queue's beginning is told anew, a broker answers with the first message it has."""
+
+    def skips(request: Frame) -> bytes | None:
+        offset = int(request.fields["queueOffset"]) if request.code == codes.PULL_MESSAGE else 150
+        if 64 <= offset < 150:
+            deleted.append(offset)
+        if not deleted or offset >= 150:
+            return None
+        fields = {"minOffset": "0", "maxOffset": "200", "nextBeginOffset": "151"}
+        return answer(request, codes.SUCCESS, fields, broker.queues[QUEUE][150])
+
+    deleted: list[int] = []
+    rows: list[bytes] = []
+    broker.fault = skips
     with pytest.raises(OffsetOutOfRangeError) as caught:
         rows.extend(rows_of(store))
     assert rows == [b"%d" % number for number in range(64)]
@@ -452,8 +477,57 @@ def test_what_is_no_address_of_brokers(text: str) -> None:
 
 
 def test_a_server_that_lists_name_servers_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"`curl http://jmenv:8080/rocketmq/nsaddr` shows them"):
+    with pytest.raises(ConfigError, match=r"allowed is rocketmq\+http://jmenv:8080/rocketmq/nsaddr"):
         Location.of("rocketmq://http://jmenv:8080/rocketmq/nsaddr")
+
+
+@pytest.mark.parametrize(
+    ("text", "name_servers", "broker", "of_broker"),
+    [
+        ("rocketmq+http://jmenv:8080", "http://jmenv:8080/rocketmq/nsaddr", "", "jmenv:8080/rocketmq/nsaddr#b-1"),
+        ("ROCKETMQ+HTTP://jmenv:8080/", "http://jmenv:8080/rocketmq/nsaddr", "", "jmenv:8080/rocketmq/nsaddr#b-1"),
+        ("rocketmq+http://[::1]:80/x/y#broker-a", "http://[::1]:80/x/y", "broker-a", "[::1]:80/x/y#b-1"),
+    ],
+)
+def test_addresses_of_a_list_of_name_servers(text: str, name_servers: str, broker: str, of_broker: str) -> None:
+    location = Location.of(text)
+    assert (location.is_cluster, location.name_servers, location.broker) == (True, name_servers, broker)
+    one = location.of_broker("b-1")
+    assert (str(one), one.broker, one.name_servers) == (f"rocketmq+http://{of_broker}", "b-1", name_servers)
+    assert Location.of(str(one)) == one
+    assert one.of_broker("b-2").broker == "b-2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rocketmq+http://",
+        "rocketmq+http:jmenv",
+        "rocketmq+ftp://jmenv/x",
+        "rocketmq+http://u:p@jmenv/x",
+        "rocketmq+http://jmenv/x?nofix=1",
+        "rocketmq+http://jmenv/x#a/b",
+        "rocketmq+http://jmenv:99999/x",
+        "rocketmq+http://a:1;b:2",
+    ],
+)
+def test_what_is_no_list_of_name_servers(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"rocketmq\+http://host:port/rocketmq/nsaddr"):
+        Location.of(text)
+
+
+def test_brokers_are_found_by_a_list_of_name_servers(broker: Broker) -> None:
+    """What is asked of a cluster is the same, whoever says where its name servers are."""
+    with ListServer() as lists:
+        lists.text = broker.address
+        location = Location.of(f"rocketmq+{lists.url}")
+        (one,) = brokers_of(location, ["t"]).values()
+        assert one.broker == NAME
+        with contextlib.closing(STORES.reader(location)) as store:
+            assert bodies(store) == [b"%d" % number for number in range(200)]
+        broker.others.append(Broker(name="broker-b"))
+        with broker.others[0].serve(), pytest.raises(ConfigError, match=rf"as in rocketmq\+{lists.url}#{NAME}"):
+            STORES.reader(location)
 
 
 def test_a_view_of_the_files_of_a_store_is_refused(store: StoreReader) -> None:
@@ -513,6 +587,12 @@ def test_the_topics_of_a_broker_that_is_down_are_waited_for(broker: Broker) -> N
     store = STORES.reader(at(broker, NAME))
     assert store.describe(["t"], queues=True).queue_ids == {"t": [0, 1]}
     assert left == [0]
+    store.ends(["t"])
+    store.close()
+
+    left[0] = 3  # what the reader before knew of the brokers does not count
+    store = STORES.reader(at(broker, NAME))
+    assert store.ends(["t"]).queues == {QUEUE: 200, ("t", 1): 1}
     store.close()
 
     broker.fault, left[0] = forgets, 1000
@@ -644,7 +724,7 @@ def test_a_message_that_comes_while_the_ends_are_asked_for(broker: Broker, store
     found = armed(broker, store)
 
     def put(request: Frame) -> None:
-        if request.code == codes.GET_MAX_OFFSET and request.fields["queueId"] == "1":
+        if request.code == codes.PULL_MESSAGE and request.fields["maxMsgNums"] == "2":
             broker.fault = None
             broker.put("t", 0, b"behind the end that was said")
 
@@ -655,3 +735,100 @@ def test_a_message_that_comes_while_the_ends_are_asked_for(broker: Broker, store
     assert between.queues == {QUEUE: 200, ("t", 1): 2}
     store.await_change(600)
     assert store.ends(["t"], between).queues == {QUEUE: 201, ("t", 1): 2}
+
+
+def both_woken(store: StoreReader, ends: Ends) -> None:
+    """Wait until what the broker said about new messages in both queues has arrived."""
+    until_s = time.monotonic() + 30
+    while len(store._waits.woken) < 2:
+        assert time.monotonic() < until_s
+        store._waits.is_quiet(ends.queues)
+
+
+def asked_now(broker: Broker) -> list[Frame]:
+    """What was asked since the last look into `asked`, without the requests that the broker keeps."""
+    return [frame for frame in broker.asked if int(frame.fields.get("sysFlag", "0")) != 6]
+
+
+def test_what_a_step_asks_again_comes_with_the_look_at_the_ends(broker: Broker, store: StoreReader) -> None:
+    """One request for each queue says how far it reaches, and what stands before its old end and its new one."""
+    found = armed(broker, store)
+    store.places(found.queues)
+    for queue_id in (0, 1):
+        broker.put("t", queue_id, b"new")
+    both_woken(store, found)
+    broker.asked.clear()
+    now = store.ends(["t"], found)
+    assert now.queues == {QUEUE: 201, ("t", 1): 2}
+    assert [(frame.code, frame.fields["queueOffset"], frame.fields["maxMsgNums"]) for frame in asked_now(broker)] == [
+        (codes.PULL_MESSAGE, "199", "2"),
+        (codes.PULL_MESSAGE, "0", "2"),
+    ]
+
+    for offsets in ({QUEUE: 200, ("t", 1): 1}, {QUEUE: 201, ("t", 1): 2}):
+        for (topic, queue_id), place in store.places(offsets).items():
+            record = broker.queues[topic, queue_id][offsets[topic, queue_id] - 1]
+            assert broker.log[place.physical_offset] == record
+            last = store.prove_last(place.physical_offset, len(record), with_time=True)
+            assert last is not None
+            assert (last.crc, last.store_timestamp_ms) == (crc32(record), decode_message(record).store_timestamp_ms)
+    assert store.begins(now.queues) == dict.fromkeys(now.queues, 0)
+    assert len(asked_now(broker)) == 2
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_each_look_at_new_messages_recognises_queue_and_log(broker: Broker, store: StoreReader, changed: int) -> None:
+    """The topic was made again and has more messages than before, or the log was cut and goes on: nobody said so."""
+    found = armed(broker, store)
+    place = store.places(found.queues)["t", 1]
+    last = store.prove_last(place.physical_offset, place.size)
+    assert last is not None
+    if changed:
+        broker.log[place.physical_offset] = b"another record"
+    queue = broker.queues["t", changed]
+    broker.put("t", changed, b"again", number=len(queue) - 1)
+    del queue[-2]
+    for queue_id in (0, 1):
+        broker.put("t", queue_id, b"new")
+    both_woken(store, found)
+    now = store.ends(["t"], found)
+    offset = found.queues["t", changed]
+    assert store.places({("t", changed): offset})["t", changed].ends_behind(last.position + last.size)
+    assert last.is_there(store.prove_last(last.position, last.size)) == (not changed)
+    assert now.queues == {QUEUE: 201, ("t", 1): 2}
+
+
+def test_the_newest_record_is_compared_though_its_queue_has_no_new_message(broker: Broker, store: StoreReader) -> None:
+    found = armed(broker, store)
+    place = store.places(found.queues)["t", 1]  # the newest of all
+    last = store.prove_last(place.physical_offset, place.size)
+    assert last is not None
+    broker.put("t", 0, b"new")
+    while store.ends(["t"], found) is found:
+        store.await_change(60)
+    assert last.is_there(store.prove_last(last.position, last.size))
+
+    broker.log[place.physical_offset] = b"another record"
+    broker.put("t", 0, b"newer")
+    while (now := store.ends(["t"], found)).queues[QUEUE] < 202:
+        store.await_change(60)
+    assert now.queues["t", 1] == 1
+    assert not last.is_there(store.prove_last(last.position, last.size))
+
+
+def test_all_is_asked_for_again_after_a_connection_broke(broker: Broker, store: StoreReader) -> None:
+    """Another broker may be at the address by then: nothing that the one before said counts any more."""
+    found = armed(broker, store)
+    place = store.places(found.queues)[QUEUE]
+    last = store.prove_last(place.physical_offset, place.size)
+    assert last is not None
+    for queue_id in (0, 1):
+        broker.put("t", queue_id, b"new")
+    both_woken(store, found)
+    broker.log[place.physical_offset] = b"another record"
+    breaks = [b""]
+    broker.fault = lambda request: breaks.pop() if request.fields.get("maxMsgNums") == "2" and breaks else None
+    broker.asked.clear()
+    assert store.ends(["t"], found).queues == {QUEUE: 201, ("t", 1): 2}
+    assert len(looks(broker)) == 2
+    assert not last.is_there(store.prove_last(last.position, last.size))

@@ -288,7 +288,7 @@ def test_the_thread_tries_a_full_disk_again(tmp_path: Path, caplog: pytest.LogCa
         store.flush()
         disk.number = errno.ENOSPC
         put(store, b"second")
-        wait_until(lambda: store.writer.pool_is_stuck)
+        wait_until(lambda: store.writer.pool_drain.is_stuck)
         time.sleep(0.02)
         disk.number = 0
         wait_until(lambda: seen(tmp_path) == [b"first", b"second"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import ipaddress
 import os
@@ -139,6 +140,7 @@ def dashboard(
         log_level="warning",
         access_log=False,
         server_header=False,
+        date_header=False,  # it is the time of the last look, and nobody looks
         root_path=root_path,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=5,
@@ -172,14 +174,29 @@ def _decoder(text: str) -> Any:
 
 
 def _ending(server: Any, application: Guard) -> Any:
-    """A server that ends open live lists before it waits for its requests."""
-    shutdown = server.shutdown
+    """A server that ends open live lists before it waits for its requests, and sleeps while nobody asks.
+
+    By itself, uvicorn looks ten times a second whether it was told to end.
+    """
+    shutdown, handle_exit = server.shutdown, server.handle_exit
+    loops: list[asyncio.AbstractEventLoop] = []
+    told = asyncio.Event()
+
+    async def main_loop() -> None:
+        loops.append(asyncio.get_running_loop())
+        if not server.should_exit:
+            await told.wait()
+
+    def told_to_end(*signalled: Any) -> None:
+        handle_exit(*signalled)
+        for loop in loops:
+            loop.call_soon_threadsafe(told.set)
 
     async def ended(sockets: list[socket.socket] | None = None) -> None:
         application.end_streams()
         await shutdown(sockets)
 
-    server.shutdown = ended
+    server.shutdown, server.main_loop, server.handle_exit = ended, main_loop, told_to_end
     return server
 
 

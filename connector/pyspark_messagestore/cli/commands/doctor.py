@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, looking, opened, path_of
 from pyspark_messagestore.monitoring.health import FAULT, WARNING, facts_of, findings_of
 from pyspark_messagestore.requirements import OLDEST_PYSPARK, OLDEST_PYTHON, installed_from
+from pyspark_messagestore.words import quoted
 
 PLACE = 360
 PANEL = "Care"
@@ -337,7 +337,7 @@ def _folder(root: str) -> Iterator[Check]:
 def _remedy(root: str, probe: FolderProbe) -> str:
     """What makes the store's folder writable. Nothing that it says changes a folder that is not the store's."""
     path, user = os.path.abspath(root), os.geteuid()
-    words = shlex.quote(path)
+    words = quoted(path)
     if probe.read_only:
         return f"{probe.mount} is mounted read-only. Mount it for writing, or choose a folder elsewhere."
     if probe.folder != path:

@@ -33,7 +33,7 @@ def status(
     """Show who holds the store, how it was left, what is in it, and what is wrong or soon will be."""
     folders = [path_of(folder) for folder in checkpoint or ()]
     with out.waiting("looking through the store"), opened(root, store_config) as store:
-        report = status_report(store, facts_of(store, folders))
+        report = status_report(store.view("status"), facts_of(store, folders))
     faults, findings = report["faults"], [Finding(**finding) for finding in report["findings"]]
     if as_json:
         out.json_line(report)

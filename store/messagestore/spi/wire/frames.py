@@ -76,7 +76,10 @@ def read(take: Callable[[memoryview], None], head_limit: int, limit: int, room: 
 
     total = sum(sizes.values())
     if size + total > limit:
-        raise ProtocolError(f"frame: found {size + total:,} bytes; allowed are {limit:,}")
+        raise ProtocolError(
+            f"frame: found {size + total:,} bytes; allowed are {limit:,}. If this is one large message, start the "
+            f"server with a larger --frame; otherwise send fewer messages at a time"
+        )
     room(total)
 
     buffers = {}

@@ -1,0 +1,117 @@
+"""What comes next in a queue, and whether it is still the queue that was read.
+
+Threads: that of the consumer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from messagestore.consume.cursor import Cursor
+from messagestore.consume.messages import Block, Returns
+from messagestore.errors import OffsetOutOfRangeError, StoreWentBackwardsError
+from messagestore.format import arguments
+from messagestore.format.javahash import java_hash
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.read import queue_records
+from messagestore.read.view import StoreView
+
+_BLOCK_ROWS = 4096
+_BLOCK_BYTES = 1024 * 1024
+_ANY_TAG = "*"
+_log = logging.getLogger(__name__)
+
+
+class QueueReader:
+    """Reads blocks of messages for cursors.
+
+    Parameters
+    ----------
+    view : StoreView
+    group : str
+        The consumer group, for errors and warnings.
+    tags : frozenset of str | None
+        The tags to hand out, as `tags_of` gives them.
+    returns : Returns
+        The consumer, which takes messages back.
+    """
+
+    def __init__(self, view: StoreView, group: str, tags: frozenset[str] | None, returns: Returns) -> None:
+        self._view = view
+        self._group = group
+        self._tags = tags
+        self._codes = None if tags is None else frozenset(map(java_hash, tags))
+        self._returns = returns
+
+    def fetch(self, cursor: Cursor, end_seen: int) -> bool:
+        """Read the next block of a queue; whether there is one.
+
+        Parameters
+        ----------
+        cursor : Cursor
+            It gets the block.
+        end_seen : int
+            Where the queue ended at the last look.
+
+        Raises
+        ------
+        StoreWentBackwardsError
+            As for `check_continues`.
+        CorruptionError
+            A message is damaged.
+        """
+        view, queue = self._view, cursor.queue
+        if end_seen == cursor.position:
+            return False
+        end = self.check_continues(cursor)
+        if end_seen < cursor.position:
+            return False
+        try:
+            blocks = queue_records.blocks(view, *queue, cursor.position, end, _BLOCK_ROWS, _BLOCK_BYTES, self._codes)
+            gathered = next(blocks, None)
+        except OffsetOutOfRangeError as error:
+            _log.warning(
+                "%s: consumer group %s continues at %d: %s", view.files.paths.root, self._group, error.min, error
+            )
+            cursor.seek(error.min)
+            return False
+        self.check_continues(cursor)  # again, because the queue may have been made again while it was read
+        if gathered is None:  # the topic was deleted meanwhile, and may come back
+            return False
+        cursor.give(Block(gathered, self._tags, self._returns))
+        return True
+
+    def check_continues(self, cursor: Cursor) -> int:
+        """Refuse a queue whose last message that was handed out is no longer the one that was there; its end."""
+        end = self._view.max_offset(*cursor.queue)
+        if end < cursor.position:
+            raise self.went_back(cursor, end)
+        if cursor.last is None:
+            return end
+        number, place = cursor.last.queue_offset, cursor.last.physical_offset
+        units = self._view.units(*cursor.queue, number, number + 1)
+        if not len(units) or int(units["size"][0]) == FILLER_UNIT_SIZE:
+            return end  # retention has deleted it
+        if int(units["physical_offset"][0]) != place:
+            raise self.went_back(cursor, end)
+        return end
+
+    def went_back(self, cursor: Cursor, end: int) -> StoreWentBackwardsError:
+        """The error for a queue that ends at `end`, and is not the one that was read."""
+        topic, queue_id = cursor.queue
+        return StoreWentBackwardsError(
+            f"{topic}/{queue_id}: consumer group {self._group} was at {cursor.position}, and the messages before it "
+            f"are gone or are others; the queue ends at {end}. It was made again, or the store was restored. Close "
+            f"this consumer and open another one, which continues where the group is, or begins with `seek`"
+        )
+
+
+def tags_of(tags: object) -> frozenset[str] | None:
+    """The tags to hand out; None: all messages."""
+    if tags is None or tags == _ANY_TAG:
+        return None
+    words = tags.split("||") if isinstance(tags, str) else tags
+    if not isinstance(words, Iterable) or not (named := tuple(words)):
+        raise arguments.refused("tags", tags, "one tag, several with ' || ' between them, or a list of tags")
+    return frozenset(arguments.text("tags", word).strip() for word in named)

@@ -1,0 +1,74 @@
+"""Brings puts from the TransientStorePool to the log's files.
+
+    the log    |---- in the files ----|---- in the pool, in memory ----|
+                                      ^ `PoolDrain.end`                ^ the writer's end
+
+Threads: any. One drains at a time (`TransientStorePool.drain`), and puts go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from messagestore.errors import PutMessageStatus, StoreFullError, note_statuses
+from messagestore.writer.standing import Standing
+
+
+class PoolDrain:
+    """The way from a writer's pool to the files. Without a pool, everything is in the files.
+
+    Parameters
+    ----------
+    writer : Standing
+
+    Attributes
+    ----------
+    is_stuck : bool
+        The disk had no room at the last try.
+    """
+
+    def __init__(self, writer: Standing) -> None:
+        self._writer = writer
+        self.is_stuck = False
+
+    @property
+    def end(self) -> int:
+        """Up to where the log is in its files. Call under the mutex, or take it for a hint."""
+        pool = self._writer.pool
+        return self._writer.end.physical_offset if pool is None or pool.begin >= pool.end else pool.begin
+
+    def run(self, end: int | None = None) -> None:
+        """Write the puts in the TransientStorePool that end at or below `end` to the log's files.
+
+        Puts go on meanwhile, unless the caller holds the mutex.
+
+        Raises
+        ------
+        StoreFullError
+            The disk has no room. The puts stay in the pool, and nothing is appended before they are written.
+        StorePoisonedError
+            The write failed.
+        """
+        pool = self._writer.pool
+        if pool is None or not pool.undrained:
+            return
+        with self._writer.mutex:
+            self._writer.check_usable()
+            self._writer.check_locks(often=True)
+        end = pool.end if end is None else end
+        try:
+            while not pool.drain(end, create=False):
+                with self._writer.mutex, self._writer.unbroken("a segment was being created"):
+                    pool.drain(end, create=True)  # whoever syncs the log holds the mutex, and must not miss its name
+        except StoreFullError as error:
+            self.is_stuck = True
+            full = self._writer.no_room(
+                f"the disk has no room for {pool.undrained} bytes of the TransientStorePool ({error}). They "
+                "are only in this process's memory, and are written when there is room. Nothing more was appended",
+                error,
+            )
+            note_statuses(full, PutMessageStatus.SERVICE_NOT_AVAILABLE, None)
+            raise full from error
+        except OSError as error:
+            self._writer.stop(f"the TransientStorePool could not be drained ({error})")
+            with self._writer.mutex:
+                raise self._writer.poison(self._writer.poison_reason) from error
+        self.is_stuck = False
