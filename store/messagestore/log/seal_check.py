@@ -32,6 +32,7 @@ from messagestore.signal_handlers import pass_on
 
 MOST_BEHIND = 1 << 30
 """At most this many bytes of the log are read to find out what the file does not say."""
+REBUILD_HINT = "The messages are in the log. `messagestore recover` rebuilds the queue from it."
 _CHUNK = 50_000
 
 
@@ -45,11 +46,7 @@ class Fault(NamedTuple):
 
     def error(self) -> CorruptionError:
         """Return the error for callers that cannot repair the queue."""
-        hint = (
-            "The messages are in the log. `messagestore recover`, or the next append to the queue, rebuilds the queue "
-            "from it."
-        )
-        return CorruptionError(self.path, self.position, self.expected, self.found, hint=hint)
+        return CorruptionError(self.path, self.position, self.expected, self.found, hint=REBUILD_HINT)
 
 
 def sealed_at(files: StoreFiles, clean_end: int, visible_end: int) -> SealedEnds:

@@ -18,6 +18,7 @@ from messagestore.format.gathered import Gathered
 from messagestore.format.inner_batch import single_records
 from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE
 from messagestore.format.rows import SCHEDULE_TOPIC
+from messagestore.log.seal_check import REBUILD_HINT
 from messagestore.read.ahead import Ahead
 from messagestore.read.view import StoreView
 from messagestore.signal_handlers import pass_on
@@ -284,6 +285,7 @@ def check_units(
             queue_offset,
             f"unit {queue_offset} of {topic}/{queue_id}",
             f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",
+            hint=REBUILD_HINT,
         )
 
 

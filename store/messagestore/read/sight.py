@@ -12,6 +12,7 @@ Threads: one thread at a time, as for the view.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -39,10 +40,8 @@ class SealBroken(Exception):
         self.fault = fault
 
 
-class NumbersLeft:
-    """The numbers with which queues without files go on. Retention deleted their messages, and somebody their files.
-
-    The next writer goes on with them, so they are the ends that readers see.
+class Seals:
+    """What the seals say of the queues of a store that a writer has opened since.
 
     Parameters
     ----------
@@ -60,11 +59,47 @@ class NumbersLeft:
         self.files.topics.load()  # a broker that deletes a topic removes its name
         return sealed_at(self.files, self.clean_end, self.clean_end)
 
-    def of(self, key: Key) -> int:
-        """The end of a queue that may have files; 0 if it has, or if nothing is known of it."""
+    def number_left(self, key: Key) -> int:
+        """The number with which a queue without files goes on: retention deleted its messages, and somebody its files.
+
+        The next writer goes on with it, so it is the end that readers see; 0 if the queue has files, or if nothing is
+        known of it.
+        """
         if self.files.queue(*key).offsets or not self.files.commit_log.min_offset:
             return 0
         return number_left(self.files, self._ends, key)
+
+    def checked_end(self, key: Key, limit: int, look: Callable[[], int]) -> int:
+        """The end of a queue that `look` finds in its files, of records that end at or below `limit`.
+
+        Raises
+        ------
+        SealBroken
+            It lies before the seal: somebody has taken files away, or cut them. A recovery rebuilds it from the log.
+            Until then, readers would see too little.
+        """
+        end = look()
+        if not self._is_short(self._ends, key, end, limit):
+            return end
+
+        # There may be new files, or the topic was deleted; whoever deletes it then writes `state` again.
+        while (state := self.files.state_file.read()) is not None:
+            self.files.topics.load()
+            queue = self.files.queue(*key)
+            queue.load()
+            ends, end = sealed_at(self.files, state.clean_end, state.clean_end), look()
+            if not self._is_short(ends, key, end, limit) or is_deleted(self.files, key):
+                break
+            if self.files.state_file.read() == state:
+                words = f"{ends.seals[key].end} units of {key[0]}/{key[1]}, as at the clean end"
+                raise SealBroken(fault_of(self.files, ends, key) or Fault(*queue.place(end), words, str(end)))
+        return end
+
+    def _is_short(self, ends: SealedEnds, key: Key, end: int, limit: int) -> bool:
+        seal = ends.seals.get(key)
+        if seal is None or key in ends.unsealed or end >= seal.end:
+            return False
+        return seal.physical_offset + seal.size <= limit
 
 
 class Sight:
@@ -125,14 +160,26 @@ class Sight:
 class UpTo(Sight):
     """A store that a writer of ours has open, or left so that everything below V is there."""
 
-    def __init__(self, files: StoreFiles, end: int, left: NumbersLeft) -> None:
+    end: int
+
+    def __init__(self, files: StoreFiles, end: int, seals: Seals) -> None:
         super().__init__(files)
         self.end = self.known_end = end
-        self._left = left
+        self._seals = seals
 
-    def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:  # noqa: ARG002 - V may have moved
-        """The end of the units whose records end at or below V."""
-        return self.files.queue(*key).end(hint=hint, limit=self.end) or self._left.of(key)
+    def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
+        """The end of the units whose records end at or below V.
+
+        Raises
+        ------
+        SealBroken
+            The queue lacks units that it had at the clean end.
+        """
+
+        def look() -> int:
+            return self.files.queue(*key).end(hint=hint, limit=self.end) or self._seals.number_left(key)
+
+        return look() if hint_was_end else self._seals.checked_end(key, self.end, look)
 
 
 class Unrecovered(Sight):
@@ -144,25 +191,41 @@ class Unrecovered(Sight):
     tail : ProvenTail
     counter : int
         The counter of `state` for which the tail was found.
-    left : NumbersLeft
+    seals : Seals
     """
 
     tail: ProvenTail
 
-    def __init__(self, files: StoreFiles, tail: ProvenTail, counter: int, left: NumbersLeft) -> None:
+    def __init__(self, files: StoreFiles, tail: ProvenTail, counter: int, seals: Seals) -> None:
         super().__init__(files)
         self.tail = tail
         self.counter = counter
-        self._left = left
+        self._seals = seals
+        self._checked: set[Key] = set()
         self.end = self.known_end = tail.end
 
     def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
-        """The end of the queue in what is proven. Units above C come from records; those in files were not synced."""
+        """The end of the queue in what is proven. Units above C come from records; those in files were not synced.
+
+        Raises
+        ------
+        SealBroken
+            The queue lacks units that it had at the clean end.
+        """
         if key in self.tail.units:
+            if key not in self._checked:
+                start = self.tail.start
+                self._seals.checked_end(key, start, lambda: self.files.queue(*key).end(limit=start))
+                self._checked.add(key)
             return self.tail.queue_end(key)
         if hint_was_end:
             return hint
-        return proven_queue_end(self.files, *key, self.tail.start, crc=False) or self._left.of(key)
+
+        def look() -> int:
+            end = proven_queue_end(self.files, *key, self.tail.start, crc=False)
+            return end or self._seals.number_left(key)
+
+        return self._seals.checked_end(key, self.tail.start, look)
 
     def other_queues(self, topic: str | None = None) -> list[Key]:
         """The queues that have units above C."""

@@ -58,7 +58,7 @@ from messagestore.log.refusals import check_readable_topic, refuse_to_read
 from messagestore.log.store_files import Paths, StoreFiles
 from messagestore.read.pinned import PinnedFolders
 from messagestore.read.proven_tail import ProvenTail, find_killed_tail, find_proven_tail, tell
-from messagestore.read.sight import NumbersLeft, SealBroken, Sealed, Sight, Units, Unrecovered, UpTo
+from messagestore.read.sight import SealBroken, Sealed, Seals, Sight, Units, Unrecovered, UpTo
 from messagestore.signal_handlers import pass_on
 
 _log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class StoreView:
         self._seen: Visible | None = None
         self.sight: Sight = Units(self.files)
         """What the view sees, according to the last `refresh`."""
-        self._left: NumbersLeft | None = None
+        self._seals: Seals | None = None
         self._given_tail = tail
         self._lock_look_at_s = 0.0
         self.generation = 0
@@ -292,13 +292,13 @@ class StoreView:
         if killed or shown is Shown.PROVEN_TAIL:
             return self._unrecovered(state, killed=killed)
         end = state.flushed_end if flushed else state.visible_end
-        return now if isinstance(now, UpTo) and now.end == end else UpTo(files, end, self._numbers_left(state))
+        return now if isinstance(now, UpTo) and now.end == end else UpTo(files, end, self._seals_of(state))
 
-    def _numbers_left(self, state: State) -> NumbersLeft:
-        """The numbers of queues without files. The object stays until C moves, because it reads the seals once."""
-        if self._left is None or self._left.clean_end != state.clean_end:
-            self._left = NumbersLeft(self.files, state.clean_end)
-        return self._left
+    def _seals_of(self, state: State) -> Seals:
+        """What the seals say. The object stays until C moves, because it reads them once."""
+        if self._seals is None or self._seals.clean_end != state.clean_end:
+            self._seals = Seals(self.files, state.clean_end)
+        return self._seals
 
     def _see(self, sight: Sight, traces: Traces) -> None:
         """Show the store like this from now on."""
@@ -401,7 +401,7 @@ class StoreView:
         self._drop_files()
         self.files.commit_log.load()
         self._ends.clear()
-        self._seen, self._promise, self._left, self.sight = None, None, None, Units(self.files)
+        self._seen, self._promise, self._seals, self.sight = None, None, None, Units(self.files)
 
     def _was_killed(self, state: State) -> bool:
         """Whether a writer with ASYNC_FLUSH was killed in this boot, and no recovery has published since.
@@ -448,7 +448,7 @@ class StoreView:
                 find = find_killed_tail if killed else find_proven_tail
                 tail = find(files, state, files.config.proven_tail_size)
                 tell(tail, files.paths.root)
-            self.sight = now = Unrecovered(files, tail, state.counter, self._numbers_left(state))
+            self.sight = now = Unrecovered(files, tail, state.counter, self._seals_of(state))
 
         if files.config.fail_on_unproven and not now.tail.complete:
             raise NotRecoveredError(now.tail.words(files.paths.root))
@@ -623,7 +623,7 @@ class StoreView:
     def _end(self, key: tuple[str, int]) -> int:
         tail = self.sight.tail
         if tail is not None and key in tail.units:
-            return tail.queue_end(key)
+            return self._visible_end(key, 0)
         queue = self._queue(*key)
         end = self._visible_end(key, self._ends.get(key, 0))
         while end and end == queue.end_file_queue_offset:  # the last known file is full: there may be more files
@@ -680,7 +680,7 @@ class StoreView:
                 state = self.files.state_file.read()
                 if state is not None and not state.recovering and state.boot_hash == boot_hash():
                     visible = self.visible = Visible(state.visible_end, state.counter, state.clean_end)
-                    self.sight = UpTo(self.files, state.visible_end, self._numbers_left(state))
+                    self.sight = UpTo(self.files, state.visible_end, self._seals_of(state))
             ends = {
                 key: self.healed(functools.partial(self._end, key))
                 for key in keys
