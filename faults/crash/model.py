@@ -156,6 +156,8 @@ def run_history(history: History, root: Path, cases: Counter[str] | None = None)
             if cases is None:
                 raise
         finally:
+            with contextlib.suppress(Killed, StoreError):
+                world.drop_readers()
             for actor in world.actors:
                 world.end(actor)
             die(root)

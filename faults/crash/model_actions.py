@@ -459,6 +459,19 @@ def _poll(world: World, consumer: Consumer, most: int) -> list[ConsumedMessage]:
     return [message for got in messages.values() for message in got]
 
 
+def follow(world: World, at: int, chance: random.Random) -> None:
+    """Let a consumer that stays open go on: it gets all that is new, of all queues, and nothing twice."""
+    world.compare(world.session(chance), lives=True)
+    waiting: dict[Queue, list[tuple[int, bytes]]] = {}
+    for queue, slots in world.model.queues.items():
+        begin = world.followed.get(queue, 0)
+        if queue[0] in TOPICS and (new := [slot.found for slot in slots if slot.found.number >= begin]):
+            waiting[queue] = [(each.number, each.body) for each in new]
+    got = world.follow()
+    if got is not None and got != waiting:
+        world.wrong(f"a consumer that stays open got {got}; there is {waiting}")
+
+
 def pipe(world: World, at: int, chance: random.Random) -> None:
     """Append what a consumer read as a batch that moves its group."""
     group, app, most = chance.choice(GROUPS), chance.choice(APPS), chance.choice([1, 3, 500])
@@ -696,7 +709,7 @@ def rebuild(world: World, at: int, chance: random.Random) -> None:
         world.note(f"rm -r {what}")
         world.disk.remove_tree(what)
         world.replace_disk(world.disk.content(), world.disk.times())
-        world.drop_reader()
+        world.drop_readers()
     world.open(chance.choice(world.actors), world.settings(chance))
 
 
@@ -727,6 +740,8 @@ def delete(world: World, at: int, chance: random.Random) -> None:
             return
     world.deleting = ""
     world.model.delete(topic, forgotten=True)
+    world.remade = True
+    world.followed = {queue: number for queue, number in world.followed.items() if queue[0] != topic}
     world.missing.add(topic)
     with world.trying("create topic"):
         store.create_topic(topic, QUEUES)
@@ -783,6 +798,7 @@ ACTIONS: dict[Act, int] = {
     send_back: 3,
     publish: 3,
     consume: 3,
+    follow: 3,
     pipe: 3,
     configure: 1,
     expire: 4,
@@ -809,7 +825,7 @@ MEETINGS: tuple[tuple[Act, ...], ...] = (
     (put, puts, prepare, expire, reopen),
     (put, prepare, finish, check, deliver, passes, send_back, expire, reopen),
     (put, batch, delete_topic, publish, deliver, passes, dies, reopen, replay, turn),
-    (put, puts, consume, pipe, publish, expire, delete, dies, dies_soon, reopen, turn),
-    (put, batch, delete, consume, prepare, finish, send_back, deliver, passes, power_fails_soon, reopen),
+    (put, puts, consume, follow, pipe, publish, expire, delete, dies, dies_soon, reopen, turn),
+    (put, batch, delete, consume, follow, prepare, finish, send_back, deliver, passes, power_fails_soon, reopen),
 )
 """Actions that rarely meet among all others. Some histories consist of one of these groups."""

@@ -68,6 +68,7 @@ from messagestore import (
     StoreFullError,
     StoreLockedError,
     StorePoisonedError,
+    StoreWentBackwardsError,
     UnknownTopicError,
     VersionRegressionError,
     deliver_delayed,
@@ -100,6 +101,8 @@ STORED = {
 }
 """Settings that live with the store in some histories, and that some sessions do not give."""
 APPS, GROUPS = ("app-1", "app-2"), ("readers", "billing")
+FOLLOWER = "follower"
+"""The group of the consumer that stays open."""
 PRODUCERS = "payments"
 RETRY_MAX = 2
 _ROOM_TAKERS = ("pwrite", "open_new", "mkdir", "rename", "fallocate")
@@ -354,6 +357,12 @@ class World:
 
         self.copies: list[Copy] = []
         self.reader: ReadOnlyStore | None = None
+        self.follower: Consumer | None = None
+        """A consumer that stays open, and commits nothing."""
+        self.followed: dict[Queue, int] = {}
+        """The number after the last message of each queue that it got."""
+        self.remade = False
+        """Whether a topic was deleted since it looked last."""
         self.last_store_ms = 0
         """The latest store time of any message."""
         self.boots = 1
@@ -550,10 +559,8 @@ class World:
         self.disk.full = False
 
         holder = self.holder
-        if self.reader is not None:
-            with contextlib.suppress(Killed, StoreError):
-                self.reader.close()
-            self.reader = None
+        with contextlib.suppress(Killed, StoreError):
+            self.drop_readers()
 
         if self.cut and self.disk.dead:
             for actor in self.actors:
@@ -835,10 +842,40 @@ class World:
     def clock_never_jumped(self) -> bool:
         return not any("clock jumps" in line or "restored" in line for line in self.log)
 
-    def drop_reader(self) -> None:
-        if self.reader is not None:
-            self.reader.close()
-            self.reader = None
+    def drop_readers(self) -> None:
+        """End what stays open beside the session: the store is about to be another one."""
+        (reader, follower), self.reader = (self.reader, self.follower), None
+        self.follower, self.followed, self.remade = None, {}, False
+        try:
+            if reader is not None:
+                reader.close()
+        finally:
+            if follower is not None:
+                follower.close()
+
+    def follow(self) -> dict[Queue, list[tuple[int, bytes]]] | None:
+        """The numbers and bodies that the consumer which stays open gets now; None if a queue was made again.
+
+        It looks each time: it waits for nothing that it has, and goes on until there is nothing.
+        """
+        holder, got = self.holder, dict[Queue, list[tuple[int, bytes]]]()
+        assert holder is not None
+        with self.trying("follow"), self.acting(holder):
+            if self.follower is None:
+                self.follower = Consumer(self.root, FOLLOWER, TOPICS, disk=self.disk)
+            try:
+                while messages := self.follower.poll():
+                    for queue, some in messages.items():
+                        got.setdefault(queue, []).extend((each.queue_offset, each.body) for each in some)
+            except StoreWentBackwardsError:
+                if not self.remade:
+                    raise
+                self.follower.close()
+                self.follower, self.followed, self.remade = None, {}, False
+                return None
+        self.followed.update({queue: some[-1][0] + 1 for queue, some in got.items()})
+        self.remade = False
+        return got
 
     def delete_topic(self, topic: str) -> None:
         """Let a broker open the closed store, delete a topic, and close it again."""
@@ -847,7 +884,7 @@ class World:
                 with self.trying("detach"):
                     actor.store.detach()
             self.end(actor)
-        self.drop_reader()
+        self.drop_readers()
         tree, times = self.disk.tree(), self.disk.times()
         table = json.loads(tree["config/topics.json"])
         table["topicConfigTable"].pop(topic, None)
@@ -863,7 +900,7 @@ class World:
 
     def restore(self, old: Copy) -> None:
         """Put a copy in the place of the store."""
-        self.drop_reader()
+        self.drop_readers()
         self.replace_disk(old.content, old.modified)
         self.model = copy.deepcopy(old.model)
         self.rows, self.half_ids = dict(old.rows), dict(old.half_ids)

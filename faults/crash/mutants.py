@@ -64,7 +64,7 @@ from messagestore.format import kernel, record_scan
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.dispatch import Dispatcher
 from messagestore.log.store_files import StoreFiles
-from messagestore.read.sight import NumbersLeft, UpTo
+from messagestore.read.sight import Seals, UpTo
 from messagestore.read.view import StoreView
 from messagestore.recovery import apply, examine, survey
 from messagestore.recovery import journal as recovered_journal
@@ -208,7 +208,7 @@ def blind(real: Any) -> Any:
         real(view)
         if view.visible.end is not None:
             view.visible = view._seen = replace(view.visible, end=1 << 40)
-            view.sight = UpTo(view.files, 1 << 40, NumbersLeft(view.files, 0))
+            view.sight = UpTo(view.files, 1 << 40, Seals(view.files, 0))
         return view.visible
 
     return refresh

@@ -20,6 +20,7 @@ from messagestore.format.delay_levels import DelayLevels
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.log.store_files import StoreFiles
 from messagestore.puts import Puts
+from messagestore.read.queue_ends import QueueEnds
 from messagestore.recovery.apply import _Changes
 from messagestore.session import AttachedStore
 from messagestore.writer.queue_numbers import QueueNumbers
@@ -157,5 +158,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a rebuilt queue of delayed messages is due at once", patched(record_rows, "rows_of", _due_at_once), "histories of the model", histories("rebuild", "deliver")),
     Mutant("a rebuild takes the delay levels of its session", patched(StoreFiles, "_set_levels", _levels_of_the_session), "histories of the model", histories("rebuild", "deliver")),
     Mutant("the levels of the first session count for good", patched(DelayLevels, "changed", lambda real: lambda levels, *given: levels), "histories of the model", histories("rebuild", "deliver")),
+    Mutant("a consumer that stays open lists the queues once", patched(QueueEnds, "_is_listed", lambda _: lambda ends: ends._listed is not None), "histories of the model", histories("follow")),
     Mutant("a put in the pool says that it is committed", patched(Puts, "_result", _always_committed), "histories of the model", histories("dies")),
 )  # fmt: skip

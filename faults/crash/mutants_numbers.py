@@ -25,6 +25,7 @@ from messagestore.inspect.verify import verify
 from messagestore.log import refusals
 from messagestore.log.dispatch import QueueRuns
 from messagestore.read import query, queue_records
+from messagestore.read.sight import Seals
 from messagestore.read.view import StoreView
 from messagestore.recovery.examine import Examination
 from messagestore.recovery.survey import Surveyor
@@ -48,6 +49,21 @@ def a_changed_number(ground: Ground) -> Iterator[Verdict]:
         verdict.misread.append(f"read without an error: {list(view.read('t', 0, 0))}")
     if verify(root, SMALL).ok:
         verdict.misread.append("verify finds nothing")
+    yield verdict
+
+
+def a_lost_queue_file(ground: Ground) -> Iterator[Verdict]:
+    """The file of a queue goes while a writer puts to another one: readers say so, or show all that is there."""
+    root, verdict = ground.folder / "lost", Verdict()
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(6):
+            store.put_message(Message("t", b"%d/" % number, queue_id=number % 2))
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"6/", queue_id=0))
+        for path in (root / "consumequeue" / "t" / "1").iterdir():
+            path.unlink()
+        with MessageStore.open_read_only(root, SMALL) as view, contextlib.suppress(CorruptionError):
+            verdict.lost.append(f"read without an error: {list(view.read('t', 1, 0))}")
     yield verdict
 
 
@@ -114,6 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("recovery makes a queue again whose numbers jump", without(QueueRuns, "_number_of"), _FOUND_BY, brought_back),
     Mutant("nobody remembers that a broker was there", without(Examination, "_broker_was_here", result=False), _FOUND_BY, brought_back),
     Mutant("verify goes by the numbers that records say", patched(QueueCheck, "_numbers", as_records_say), _FOUND_BY, brought_back),
+    Mutant("a queue beside a writer may end before its seal", without(Seals, "_is_short", result=False), "a lost queue file", a_lost_queue_file),
     Mutant("every store is checked as if a broker had been there", patched(State, "own", lambda _: False), "a changed number in our own store", a_changed_number),
     Mutant("a record torn inside its topic's name is damage", without(Surveyor, "_torn_in_topic", result=False), "a torn record", named(broker_logs.torn_in_a_name)),
     Mutant("a topic that can have no queue ends any log", without(Surveyor, "_torn_in_topic", result=True), "a torn record", named(broker_logs.torn_in_a_name)),

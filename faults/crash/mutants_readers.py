@@ -78,7 +78,7 @@ def numbers_are_not_compared(real: Any) -> Any:
 def visible_in_another_boot(real: Any) -> Any:
     def sight(view: StoreView, state: State, **how: Any) -> UpTo:
         real(view, state, **how)
-        return UpTo(view.files, state.visible_end, view._numbers_left(state))
+        return UpTo(view.files, state.visible_end, view._seals_of(state))
 
     return sight
 
