@@ -77,12 +77,12 @@ def delete_topic(writer: LogWriter, topic: str) -> DeletedTopic:
     table = ConsumerOffsets(files.disk, files.paths.root)
     table.load()
     groups = table.groups_of(topic)
+    writer.finish()  # first, since queues whose units are still to be written have no folders
     topics = (topic, *(name for group in groups for name in _pop_topics(topic, group) if name in files.topics.names))
     queues = files.queue_names()
     if topic not in queues and topic not in files.topics.names and not groups:
         raise UnknownTopicError(topic, {*queues, *files.topics.names})
 
-    writer.finish()
     settle_progress(writer)
     writer.clean_end.move()
     with offsets_locked(files.disk, files.paths.root, f"deleting topic {topic}", _TIMEOUT_S):

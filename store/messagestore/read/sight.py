@@ -30,6 +30,8 @@ from messagestore.read.proven_tail import ProvenTail
 
 Key = tuple[str, int]
 _NO_LIMIT = 1 << 62
+_TRIES = 3
+"""How often seals are read that a writer may be replacing."""
 
 
 class SealBroken(Exception):
@@ -82,18 +84,23 @@ class Seals:
         if not self._is_short(self._ends, key, end, limit):
             return end
 
-        # There may be new files, or the topic was deleted; whoever deletes it then writes `state` again.
-        while (state := self.files.state_file.read()) is not None:
-            self.files.topics.load()
-            queue = self.files.queue(*key)
+        # There may be new files, or the topic was deleted. Whoever deletes it takes the seal away before the files, so
+        # the files are looked at first.
+        files = self.files
+        queue = files.queue(*key)
+        for _ in range(_TRIES):
             queue.load()
-            ends, end = sealed_at(self.files, state.clean_end, state.clean_end), look()
-            if not self._is_short(ends, key, end, limit) or is_deleted(self.files, key):
+            end, state = look(), files.state_file.read()
+            if state is None:
+                return end
+            ends = sealed_at(files, state.clean_end, state.clean_end)
+            if key in ends.seals:
                 break
-            if self.files.state_file.read() == state:
-                words = f"{ends.seals[key].end} units of {key[0]}/{key[1]}, as at the clean end"
-                raise SealBroken(fault_of(self.files, ends, key) or Fault(*queue.place(end), words, str(end)))
-        return end
+        files.topics.load()
+        if not self._is_short(ends, key, end, limit) or is_deleted(files, key):
+            return end
+        words = f"{ends.seals[key].end} units of {key[0]}/{key[1]}, as at the clean end"
+        raise SealBroken(fault_of(files, ends, key) or Fault(*queue.place(end), words, str(end)))
 
     def _is_short(self, ends: SealedEnds, key: Key, end: int, limit: int) -> bool:
         seal = ends.seals.get(key)

@@ -653,9 +653,9 @@ class StoreView:
             return sight.queue_end(key, hint, hint_was_end=key in self._ends)
         except SealBroken as broken:
             self.refresh()
-            if self.sight is sight:
+            if self.sight is sight or (isinstance(sight, UpTo) and isinstance(self.sight, UpTo)):
                 raise broken.fault.error() from None
-            return self._visible_end(key, 0)  # a writer opened the store meanwhile
+            return self._visible_end(key, 0)  # a writer opened or closed the store meanwhile
 
     def max_offsets(
         self,

@@ -5,10 +5,12 @@ The messages are in the log, so `messagestore recover` brings all of them back.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,7 +125,7 @@ def test_a_queue_without_its_files_shows_all_or_is_an_error(
     tmp_path: Path, left: str, damage: str, queue_id: int
 ) -> None:
     root = tmp_path / "s"
-    with MessageStore.open(root, CONFIG) as store:
+    with MessageStore.open(root, CONFIG.replace(flush_disk_type=ASYNC_FLUSH)) as store:
         for each in range(QUEUES):
             _put(store, each, COUNT)
 
@@ -144,3 +146,28 @@ def test_a_queue_without_its_files_shows_all_or_is_an_error(
         store.check_queues()  # as `messagestore recover`
         store.put_message(Message("t", b"more", queue_id=queue_id))
         assert {body for each in range(QUEUES) for body in bodies(store, each)} == {*expected, b"more"}
+
+
+def test_a_topic_that_is_deleted_beside_a_reader_is_no_fault(tmp_path: Path) -> None:
+    """Each deletion takes the files of queues that had seals a moment ago, which the reader may still know."""
+    root = tmp_path / "s"
+    done = threading.Event()
+
+    def delete_again_and_again() -> None:
+        with MessageStore.open(root, CONFIG.replace(clean_interval="0s", flush_disk_type=ASYNC_FLUSH)) as store:
+            for number in range(40):
+                for queue_id in range(QUEUES):
+                    _put(store, queue_id, 1 + number % FILE_UNITS)
+                store.delete_topic("t")
+        done.set()
+
+    with MessageStore.open(root, CONFIG) as store:
+        _put(store, 0, COUNT)
+    with MessageStore.open_read_only(root) as stays, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        deleting = pool.submit(delete_again_and_again)
+        while not done.is_set() and not deleting.done():
+            with MessageStore.open_read_only(root) as new:
+                for reader in (stays, new):
+                    for queue_id in reader.topics().get("t", ()):
+                        assert reader.max_offset("t", queue_id) <= COUNT + FILE_UNITS
+        deleting.result()
