@@ -73,6 +73,8 @@ from messagestore.writer.statistics import Statistics
 
 _stores: dict[str, AttachedStore] = {}
 _stores_mutex = threading.Lock()
+_ROOM = 256 * 1024
+"""So many bytes of the disk are kept for the recovery that a full disk will need."""
 _BRIEFLY_S = 1.0
 _BETWEEN_TURNS = "closing the store"
 _warned: set[str] = set()
@@ -388,6 +390,24 @@ class AttachedStore:
     def _enter(
         self, description: str, timeout_s: float, config: StoreConfig | None, *, accept_loss: bool = False
     ) -> LogWriter:
+        """Attach, and hold the store. On a full disk, what was kept for this is used."""
+        try:
+            return self._entered(description, timeout_s, config, accept_loss=accept_loss)
+        except StoreFullError as error:
+            kept = 0 if self._in_session else self._lock.give_room_up()
+            if not kept:
+                raise
+            _log.warning(
+                "%s: the disk is full (%s). What the store had kept for a recovery, %d bytes, is used now. Make room",
+                self.paths.root,
+                str(error),  # a record that is kept would keep the files that its frames have open
+                kept,
+            )
+        return self._entered(description, timeout_s, config, accept_loss=accept_loss)
+
+    def _entered(
+        self, description: str, timeout_s: float, config: StoreConfig | None, *, accept_loss: bool = False
+    ) -> LogWriter:
         if (
             self.presence is Presence.LEAVING
             or (self._attachment is not None and not (self.attached and self._attachment.intact()))
@@ -424,6 +444,7 @@ class AttachedStore:
                 if self.writer is None or not catch_up(self.writer):
                     self._recover(accept_loss=accept_loss)
                     self._settle_progress()
+                    self._lock.keep_room(min(_ROOM, self.config.mapped_file_size_commit_log // 16))
 
             assert self.writer is not None
             self.writer.check_usable()
@@ -492,9 +513,12 @@ class AttachedStore:
         established = establish(self.disk, self.paths, self.config, accept_loss=accept_loss)
         files = StoreFiles(self.paths, self.config, established.identity, self.disk)
         files.first_writer, files.searched_whole = established.first, established.searched_whole
-        files.load()
-
-        writer, self.report = recover(files, accept_loss=accept_loss)
+        try:
+            files.load()
+            writer, self.report = recover(files, accept_loss=accept_loss)
+        except BaseException:
+            files.close()  # a writer that failed refers to itself, so its files would stay open for a while
+            raise
         self.report.notes[:0] = established.notes
         self.report.notes += [files.other_levels] if files.other_levels else []
 

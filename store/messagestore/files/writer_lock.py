@@ -56,6 +56,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _NOTE_SIZE = 512
+_BLOCK_SIZE = 4096
+_PLENTY = 64
+"""Room is kept on a disk that has so many times as much."""
 _TRIES = 20
 _NO_LEASES = (errno.EACCES, errno.EPERM, *_NO_LOCKS)
 """The errors for a file of another owner, or a file system without leases."""
@@ -197,6 +200,11 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _kept(file: File) -> int:
+    """How many bytes of the disk a file has."""
+    return os.fstat(file.fileno()).st_blocks * 512
 
 
 def _without_locks(error: OSError, path: str) -> Exception:
@@ -573,6 +581,26 @@ class WriterLock(LockFile):
             pause = min(pause * 2, _LONGEST_PAUSE_S)
         self._held = True
         self._write_note(description)
+
+    def keep_room(self, size: int) -> None:
+        """Let the lock file have some bytes of the disk, which a recovery gets if there are no others: `give_room_up`.
+
+        Recovery writes small files, and `gc` begins with a recovery: without any room, nobody could make room. The file
+        is there in any case, and nobody reads its size. Nothing is kept on a disk that is nearly full.
+        """
+        file = self._open()
+        disk = os.fstatvfs(file.fileno())
+        if _kept(file) < size and disk.f_bavail * disk.f_frsize >= _PLENTY * size:
+            Disk().keep_room(file, size)
+
+    def give_room_up(self) -> int:
+        """Free the bytes that `keep_room` keeps. Returns how many there were."""
+        file = self._open()
+        kept = max(0, _kept(file) - _BLOCK_SIZE)
+        if kept:
+            os.ftruncate(file.fileno(), _NOTE_SIZE + kept)  # only what becomes shorter loses blocks behind its end
+            os.ftruncate(file.fileno(), _NOTE_SIZE)
+        return kept
 
     def release(self) -> None:
         """Let the next writer in; the descriptor is kept. If the lock is not held, nothing happens."""
