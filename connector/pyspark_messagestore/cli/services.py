@@ -11,6 +11,7 @@ command: who started it, such as systemd, starts it again, and the next start re
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import os
@@ -151,12 +152,20 @@ def run_services(services: Sequence[Service], ends: threading.Event) -> None:
 
 @contextmanager
 def told_to_end() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set: what was begun is finished, and the store is closed."""
+    """An event that Ctrl-C and SIGTERM set: what was begun is finished, and the store is closed.
+
+    Another thread sets it. The main thread holds the event's lock for a moment of each wait, and a handler that runs in
+    this moment would wait for its own thread, for ever.
+    """
     ends = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield ends
         return
-    usual = {number: signal.signal(number, lambda *_: ends.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def told(*_: object) -> None:
+        _thread.start_new_thread(ends.set, ())  # without a lock of Python's, which `Thread.start` takes
+
+    usual = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield ends
     finally:

@@ -9,6 +9,7 @@ leaves that folder, which the next one makes anew.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -72,11 +73,7 @@ def restore(
     point = point_of(backup, number)
     root = os.path.abspath(root)
     if disk.names(root) or (disk.exists(root) and not disk.is_folder(root)):
-        raise NotAStoreError(
-            f"{root}: found something there already; a store is restored to a missing or empty folder. Give "
-            f"another path",
-            path=root,
-        )
+        raise _taken(root, "already")
 
     made = root + RESTORING
     if disk.exists(made):
@@ -86,11 +83,24 @@ def restore(
     _finish(made, point, config or StoreConfig(), disk)
     with disk.open(Paths(made).identity) as file:
         disk.syncfs(file)  # the names in all of its folders
-    if disk.exists(root):
-        disk.rmdir(root)
-    disk.rename(made, root)
+    try:
+        if disk.exists(root):
+            disk.rmdir(root)
+        disk.rename(made, root)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise _taken(root, f"that was made since the restore began (the store that it made is in {made})") from error
     disk.sync_names_above(root)
     return point
+
+
+def _taken(root: str, since: str) -> NotAStoreError:
+    """The error for a path at which there is something."""
+    return NotAStoreError(
+        f"{root}: found something there {since}; a store is restored to a missing or empty folder. Give another path",
+        path=root,
+    )
 
 
 def fill(target: Target, point: Point, root: str, disk: Disk, progress: Progress | None = None) -> None:

@@ -19,7 +19,7 @@ from messagestore.files.disk import Disk
 from messagestore.files.group_locks import GroupLocks
 from messagestore.format import arguments
 from messagestore.format.config import StoreConfig
-from messagestore.format.message import RETRY_PREFIX, check_group
+from messagestore.format.message import BATCH_TOPIC, RETRY_PREFIX, check_group
 from messagestore.read import query
 from messagestore.read.group_offsets import add_progress, group_offsets
 from messagestore.read.view import StoreView
@@ -143,7 +143,7 @@ def reset_offsets(
     ConfigError
         `to` is not allowed, or the group has no offsets and no topics were given. Nothing was changed.
     UnknownTopicError
-        A topic has no queue.
+        A topic is not in the store.
     StoreLockedError
         A broker holds the store, or a consumer of the group reads one of the queues. Nothing was changed.
 
@@ -173,8 +173,11 @@ def reset_offsets(
 
         queues = view.topics()
         for topic in topics:
+            created = view.files.topics.get(topic)
+            if not queues.get(topic) and created is not None:  # nobody has put a message yet
+                queues[topic] = list(range(created.write_queue_nums))
             if not queues.get(topic):
-                raise UnknownTopicError(topic, queues)
+                raise UnknownTopicError(topic, {*queues, *view.files.topics.names} - {BATCH_TOPIC})
         keys = [(topic, queue_id) for topic in sorted(set(topics)) for queue_id in queues[topic]]
 
         with contextlib.closing(GroupLocks(disk, path, group)) if execute else contextlib.nullcontext() as locks:

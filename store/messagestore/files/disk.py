@@ -473,10 +473,6 @@ class Disk:
         except OSError as error:
             raise self._translated(error, file.path, size) from error
 
-    def keep_room(self, file: File, size: int) -> None:
-        """Let a file have so many bytes of the disk, whatever its own size is, where the file system can do that."""
-        _libc.fallocate(file.fileno(), _FALLOC_FL_KEEP_SIZE, 0, size)
-
     def punch(self, file: File, position: int, size: int) -> None:
         """Zero a range without changing the file's size: with a hole, or with zeros where holes are not supported."""
         if size <= 0:
@@ -917,6 +913,11 @@ def remove_folder(disk: Disk, path: str) -> None:
             disk.unlink(child)
     if disk.exists(path):
         disk.rmdir(path)
+
+
+def allocate_behind_end(fd: int, size: int) -> None:
+    """Let a file have so many bytes of the disk, whatever its own size is, where the file system can do that."""
+    _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, 0, size)
 
 
 def replace_file(disk: Disk, path: str | Path, data: bytes, *, via: str | Path) -> None:

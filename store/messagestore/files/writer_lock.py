@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
-from messagestore.files.disk import Disk, File
+from messagestore.files.disk import Disk, File, allocate_behind_end
 from messagestore.signal_handlers import pass_on
 
 LOCK_NAME = "lock"
@@ -591,7 +591,7 @@ class WriterLock(LockFile):
         file = self._open()
         disk = os.fstatvfs(file.fileno())
         if _kept(file) < size and disk.f_bavail * disk.f_frsize >= _PLENTY * size:
-            Disk().keep_room(file, size)
+            allocate_behind_end(file.fileno(), size)
 
     def give_room_up(self) -> int:
         """Free the bytes that `keep_room` keeps. Returns how many there were."""

@@ -23,7 +23,8 @@ from cli_runs import TIMEOUT_S, error, finish, lines, read_lines, run, start
 from messagestore import LocalTransactionState, Message, MessageStore, stored_config
 from messagestore.inspect.verify import verify
 from processes import starting_broker
-from pyspark_messagestore.cli import checks
+from pyspark_messagestore import command
+from pyspark_messagestore.cli import checks, commands
 from small import SMALL, bodies
 
 pytest.importorskip("prometheus_client")
@@ -454,3 +455,31 @@ def test_a_service_that_is_told_to_end_while_it_starts_ends_with_0(
         check=False,
     )
     assert process.returncode == code, process.stderr.decode()
+
+
+def test_the_commands_that_end_with_0_while_they_start_are_those_that_are_told_to_end() -> None:
+    """`command` knows their names before it imports anything; `dashboard` is uvicorn's to end."""
+    folder = Path(commands.__file__).parent
+    found = {path.stem for path in folder.glob("*.py") if "with told_to_end()" in path.read_text()}
+    assert found == {*command._UNTIL_TOLD, "copy"}
+
+
+WAITING = """
+import os, signal, sys
+from pyspark_messagestore.cli.services import told_to_end
+
+with told_to_end() as ends:
+    with ends._cond:  # as the main thread for a moment of each wait
+        os.kill(os.getpid(), int(sys.argv[1]))
+        sys.stdout.write("handled")
+    sys.exit(0 if ends.wait(30) else 1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_a_wait_is_obeyed(number: signal.Signals) -> None:
+    """The handler waited for the lock of the event, which its own thread had: `run` did not end any more."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING, str(int(number))], timeout=TIMEOUT_S, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"handled"), done.stderr.decode()

@@ -440,6 +440,29 @@ def test_wrong_places_are_refused(places: Places, tmp_path: Path) -> None:
         prune(places.target, 0)
 
 
+@pytest.mark.parametrize("what", ["a folder with a file", "a file"])
+def test_what_comes_to_the_path_during_a_restore_stays(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    filled(Path(places.root))
+    places.back_up()
+    root = tmp_path / "restored"
+
+    def come(*given: Any) -> None:
+        if what == "a file":
+            root.write_text("")
+        else:
+            root.mkdir()
+            (root / "diary.txt").write_text("")
+        real(*given)
+
+    real = restoring._finish
+    monkeypatch.setattr(restoring, "_finish", come)
+    with pytest.raises(NotAStoreError, match=r"found something there that was made since .* is in .*restored"):
+        restore(places.target, str(root))
+    assert root.is_file() or (root / "diary.txt").is_file()
+
+
 def test_one_process_at_a_time_writes_a_backup(places: Places) -> None:
     filled(Path(places.root))
     places.back_up()

@@ -52,6 +52,17 @@ def test_a_dry_run_says_where_the_group_would_go_and_changes_nothing(root: Path)
     assert not (root / "spark" / "consumers.lock").exists()
 
 
+def test_a_topic_that_was_created_and_has_no_message_has_its_queues(root: Path) -> None:
+    """It was said not to be in the store, though `topics` lists it."""
+    with MessageStore.open(root, SMALL) as store:
+        store.create_topic("created", 2)
+    for to in ("latest", "earliest", 3):
+        resets = reset_offsets(root, "g", to, ["created"], execute=True)
+        assert [(reset.queue_id, reset.offset) for reset in resets] == [(0, 0), (1, 0)]
+    with pytest.raises(UnknownTopicError, match=r"Its topics are: created, t"):
+        reset_offsets(root, "g", "latest", ["other"])
+
+
 def test_each_place_is_reached_and_limited_to_what_the_queue_has(root: Path) -> None:
     with MessageStore.open_read_only(root) as store:
         third = store.get_message("t", 0, 2).messages[0].store_timestamp_ms
