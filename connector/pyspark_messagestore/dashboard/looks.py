@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from messagestore import (
@@ -26,11 +27,11 @@ from pyspark_messagestore.checkpoint.spark_checkpoint import Progress
 from pyspark_messagestore.dashboard.asked import MOST_COUNT, Asked, given, number
 from pyspark_messagestore.dashboard.newest import Filter, cells, columns_of, newest
 from pyspark_messagestore.dashboard.room import log
-from pyspark_messagestore.dashboard.stored import Stored
+from pyspark_messagestore.dashboard.stored import CONFIG, Stored
 from pyspark_messagestore.dashboard.trends import outlook
 from pyspark_messagestore.dashboard.work import spark
 from pyspark_messagestore.monitoring.health import query_of
-from pyspark_messagestore.monitoring.history import lag_history, rate_of
+from pyspark_messagestore.monitoring.history import lag_history, spans
 from pyspark_messagestore.words import count_words, quoted, time_ms, time_words
 
 PAGE_COUNT = 50
@@ -97,20 +98,21 @@ def topic(stored: Stored, asked: Asked) -> dict[str, Any]:
     """One topic: its queues, its settings, its groups, and its messages over the last 24 hours."""
     name, start = given(asked, "topic"), number(asked, "start", 0)
 
+    settings = next((row for row in stored.rows("topics")[0] if row["topic"] == name), None)
+
     def look() -> tuple[dict[str, Any], int]:
-        with stored.opened() as store:
-            rows, faults = store.offsets([name])
-            now_ms = time.time_ns() // 1_000_000
-            points = max(_LEAST_POINTS, min(POINTS, _MOST_SEEKS // max(1, len(rows))))
-            rate = rate_of(store, name, now_ms - DAY_MS, now_ms, points)
-        groups, more = operator.groups(stored.path, topic=name)
+        now_ms = time.time_ns() // 1_000_000
+        queue_count = settings["queues"] if settings else 0
+        points = max(_LEAST_POINTS, min(POINTS, _MOST_SEEKS // max(1, queue_count)))
+        times_ms = spans(now_ms - DAY_MS, now_ms, points)
+        seen = operator.look_at_topic(stored.path, name, times_ms, CONFIG)
         found = {
-            "queues": rows,
-            "groups": groups,
-            "rate": asdict(rate),
-            "faults": list(dict.fromkeys([*faults, *more])),
+            "queues": seen.queues,
+            "groups": seen.groups,
+            "rate": {"topic": name, "times_ms": times_ms, "counts": [max(0, b - a) for a, b in pairwise(seen.stored)]},
+            "faults": seen.faults,
         }
-        return found, len(rows) + len(groups)
+        return found, len(seen.queues) + len(seen.groups)
 
     found = stored.kept.get(f"topic {name}", look)
     rows, groups = found["queues"], found["groups"]
@@ -120,7 +122,7 @@ def topic(stored: Stored, asked: Asked) -> dict[str, Any]:
         "queueCount": len(rows),
         "start": start,
         "next": start + MOST_COUNT if start + MOST_COUNT < max(len(rows), len(groups)) else None,
-        "settings": next((row for row in stored.rows("topics")[0] if row["topic"] == name), None),
+        "settings": settings,
         "groups": groups[start : start + MOST_COUNT],
         "groupRowCount": len(groups),
         "messages": sum(row["messages"] for row in rows),

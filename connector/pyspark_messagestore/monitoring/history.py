@@ -16,24 +16,6 @@ from pyspark_messagestore.checkpoint.spark_checkpoint import Batch, Progress, st
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The messages of a topic by the time at which they were stored.
-
-    Parameters
-    ----------
-    topic : str
-    times_ms : list of int
-        [n + 1] Limits of n spans of time, in milliseconds since 1970.
-    counts : list of int
-        [n] How many messages were stored from one limit up to the next one. Retention has deleted what is not counted.
-    """
-
-    topic: str
-    times_ms: list[int]
-    counts: list[int]
-
-
-@dataclass(frozen=True)
 class LagPoint:
     """How far a query was behind when it planned a batch.
 
@@ -51,22 +33,10 @@ class LagPoint:
     lag: int
 
 
-def rate_of(store: StoreReader, topic: str, begin_ms: int, end_ms: int, points: int = 96) -> Rate:
-    """Count the messages of a topic over time.
-
-    Parameters
-    ----------
-    begin_ms, end_ms : int
-        Milliseconds since 1970.
-    points : int
-        The number of spans; fewer if they would be shorter than a millisecond.
-    """
+def spans(begin_ms: int, end_ms: int, points: int) -> list[int]:
+    """The limits of so many spans of time, or of fewer if they would be shorter than a millisecond."""
     points = max(1, min(points, end_ms - begin_ms))
-    times_ms = [begin_ms + (end_ms - begin_ms) * i // points for i in range(points + 1)]
-    queues = list(store.ends([topic]).queues)
-    ends = _ends_at(store, queues, times_ms)
-    totals = [sum(ends[time_ms].values()) for time_ms in times_ms]
-    return Rate(topic, times_ms, [max(0, after - before) for before, after in pairwise(totals)])
+    return [begin_ms + (end_ms - begin_ms) * i // points for i in range(points + 1)]
 
 
 def lag_history(store: StoreReader, progress: Progress, now_ms: int) -> list[LagPoint]:

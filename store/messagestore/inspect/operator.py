@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, cast
@@ -161,14 +162,58 @@ def status(path: str, config: StoreConfig | None = None) -> dict[str, Any]:
         return status_of(view)
 
 
-def groups(
-    path: str, config: StoreConfig | None = None, *, topic: str | None = None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """How far each consumer group has read each queue of its topics, or of one topic, and what could not be read, in
-    words.
+def groups(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far each consumer group has read each queue of its topics, and what could not be read, in words."""
+    with _view(path, config) as view:
+        return groups_of(view)
+
+
+@dataclass(frozen=True)
+class TopicLook:
+    """What one look at the queues of a topic has found.
+
+    Parameters
+    ----------
+    queues : list of dict
+        As `offsets`.
+    groups : list of dict
+        How far each consumer group has read each queue, as `groups`.
+    stored : list of int
+        [n] How many messages that are still there were stored before each of the times that were asked for.
+    faults : list of str
+        What could not be read, in words.
+    """
+
+    queues: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+    stored: list[int]
+    faults: list[str]
+
+
+def look_at_topic(path: str, topic: str, times_ms: Sequence[int] = (), config: StoreConfig | None = None) -> TopicLook:
+    """Look at the queues of one topic, at each only once.
+
+    Parameters
+    ----------
+    times_ms : sequence of int
+        [n] Milliseconds since 1970. No body is read.
+
+    Raises
+    ------
+    UnknownTopicError
+        The store has no such topic.
     """
     with _view(path, config) as view:
-        return groups_of(view, topic)
+        queues, faults = offsets_of(view, [topic], None)
+        ends = {(topic, row["queueId"]): (row["minOffset"], row["maxOffset"]) for row in queues}
+        groups, more = groups_of(view, topic, ends)
+        stored = [0] * len(times_ms)
+        before_ms = [time_ms - 1 for time_ms in times_ms]
+        for (_, queue_id), (low, high) in ends.items():
+            if low < high:
+                numbers = view.offsets_behind_times(topic, queue_id, before_ms, (low, high))
+                stored = [before + max(0, number - low) for before, number in zip(stored, numbers, strict=True)]
+    return TopicLook(queues, groups, stored, list(dict.fromkeys([*faults, *more])))
 
 
 def group_places(path: str, topic: str, queue_id: int) -> dict[str, int | None]:
@@ -854,7 +899,9 @@ def _store_time(view: StoreView, topic: str, queue_id: int, offset: int) -> int 
 # ---- consumer groups
 
 
-def groups_of(view: StoreView, only: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+def groups_of(
+    view: StoreView, only: str | None = None, ends: Mapping[tuple[str, int], tuple[int, int]] = MappingProxyType({})
+) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each queue of the topics that groups have read, or of one of them, and what could not be read, in
     words.
 
@@ -866,7 +913,7 @@ def groups_of(view: StoreView, only: str | None = None) -> tuple[list[dict[str, 
 
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
-    known = _Ends(view)
+    known = _Ends(view, ends)
     has_queues = view.topics().__contains__ if only is None or only.startswith(RETRY_PREFIX) else lambda _: False
     for group, topics in offsets.topics_read(has_queues).items():
         for topic in topics if only is None else [only] if only in topics else []:

@@ -724,7 +724,6 @@ class StoreView:
             return end
         return min(self.sight.search_physical(key, physical_offset), end)
 
-    @healing
     def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """The number of the first message of a queue that was stored after a time; its maximum offset if there is
         none.
@@ -732,27 +731,48 @@ class StoreView:
         A broker's store times go back when its clock is set back. By up to `_SET_BACK_MS`, the number is exact: the
         search begins that much earlier, and looks at each message from there on.
         """
-        left, end = self.bounds(topic, queue_id)
-        right, before_ms = end, timestamp_ms - (0 if self.own else _SET_BACK_MS)
+        return self.offsets_behind_times(topic, queue_id, [timestamp_ms])[0]
+
+    @healing
+    def offsets_behind_times(
+        self, topic: str, queue_id: int, times_ms: Sequence[int], bounds: tuple[int, int] | None = None
+    ) -> list[int]:
+        """The same for several times. The queue's bounds are looked for once, unless they are known, and no message is
+        looked at twice.
+        """
+        first, end = bounds or self.bounds(topic, queue_id)
+        seen: dict[int, int | None] = {}
 
         def stored_ms(number: int) -> int | None:
-            units = self.units(topic, queue_id, number, number + 1)
-            head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
-            return None if head is None else int(head["store_timestamp_ms"])
+            if number not in seen:
+                units = self.units(topic, queue_id, number, number + 1)
+                head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+                seen[number] = None if head is None else int(head["store_timestamp_ms"])
+            return seen[number]
 
-        first_ms, last_ms = (None, None) if left == end else (stored_ms(left), stored_ms(end - 1))
-        if last_ms is not None and last_ms <= before_ms:  # most often nothing was stored since the time, or everything
-            left = end
-        elif first_ms is not None and first_ms > before_ms:
-            right = left
-        while left < right:
-            middle = (left + right) // 2
-            middle_ms = stored_ms(middle)
-            if middle_ms is not None and middle_ms > before_ms:
-                right = middle
-            else:
-                left = middle + 1
-        return left if before_ms == timestamp_ms else self._first_behind(topic, queue_id, left, end, timestamp_ms)
+        def behind(before_ms: int) -> int:
+            left, right = first, end
+            first_ms, last_ms = (None, None) if left == end else (stored_ms(left), stored_ms(end - 1))
+            if (
+                last_ms is not None and last_ms <= before_ms
+            ):  # most often nothing was stored since the time, or everything
+                left = end
+            elif first_ms is not None and first_ms > before_ms:
+                right = left
+            while left < right:
+                middle = (left + right) // 2
+                middle_ms = stored_ms(middle)
+                if middle_ms is not None and middle_ms > before_ms:
+                    right = middle
+                else:
+                    left = middle + 1
+            return left
+
+        if self.own:
+            return [behind(time_ms) for time_ms in times_ms]
+        return [
+            self._first_behind(topic, queue_id, behind(time_ms - _SET_BACK_MS), end, time_ms) for time_ms in times_ms
+        ]
 
     def _first_behind(self, topic: str, queue_id: int, start: int, end: int, timestamp_ms: int) -> int:
         """The number of the first message from `start` on that was stored after a time; `end` if there is none."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from checkpoints import checkpoint, offset
 from messagestore import Message, MessageStore
+from messagestore.files.commit_log import CommitLog
+from messagestore.inspect import operator
 from messagestore.spi import StoreReader
 from messagestore.spi.local import LOCAL_STORES
 from pyspark_messagestore.checkpoint.spark_checkpoint import read_progress
-from pyspark_messagestore.monitoring.history import lag_history, rate_of
+from pyspark_messagestore.monitoring.history import lag_history, spans
 from small import SMALL, ClockDisk
 
 PLANNED_MS = 1_700_000_000_000
@@ -37,39 +38,47 @@ def store(tmp_path: Path) -> Iterator[StoreReader]:
 
 
 def brute(times_ms: list[int]) -> list[int]:
-    stored = [BEGIN_MS + after_ms for after_ms, _ in STORED]
-    return [sum(begin <= each < end for each in stored) for begin, end in pairwise(times_ms)]
+    """How many messages were stored before each time."""
+    return [sum(BEGIN_MS + after_ms < time_ms for after_ms, _ in STORED) for time_ms in times_ms]
 
 
 @pytest.mark.parametrize("points", [1, 2, 3, 7, 96, 100_000])
 @pytest.mark.parametrize(("begin", "end"), [(0, 2001), (-5000, 9000), (5, 6), (6, 999), (3000, 4000), (-10, -5)])
 def test_messages_by_time_are_those_of_a_count_one_by_one(
-    store: StoreReader, begin: int, end: int, points: int
+    store: StoreReader, tmp_path: Path, begin: int, end: int, points: int
 ) -> None:
-    rate = rate_of(store, "t", BEGIN_MS + begin, BEGIN_MS + end, points)
-    assert len(rate.counts) == len(rate.times_ms) - 1 == min(points, end - begin)
-    assert (rate.times_ms[0], rate.times_ms[-1]) == (BEGIN_MS + begin, BEGIN_MS + end)
-    assert rate.counts == brute(rate.times_ms)
+    times_ms = spans(BEGIN_MS + begin, BEGIN_MS + end, points)
+    assert len(times_ms) - 1 == min(points, end - begin)
+    assert (times_ms[0], times_ms[-1]) == (BEGIN_MS + begin, BEGIN_MS + end)
+    found = operator.look_at_topic(str(tmp_path / "s"), "t", times_ms, SMALL)
+    assert found.stored == brute(times_ms)
+    assert (found.queues, found.faults) == store.offsets(["t"])
 
 
-def test_a_topic_that_nobody_wrote_has_a_flat_curve(store: StoreReader) -> None:
-    assert rate_of(store, "missing", BEGIN_MS, BEGIN_MS + 960).counts == [0] * 96
+def test_a_topic_that_has_no_message_has_a_flat_curve(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "s", SMALL) as writer:
+        writer.create_topic("t")
+    assert (
+        operator.look_at_topic(str(tmp_path / "s"), "t", spans(BEGIN_MS, BEGIN_MS + 960, 96), SMALL).stored == [0] * 97
+    )
 
 
-def test_quiet_times_cost_no_search(store: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeks = []
-    original = store.seek
-    monkeypatch.setattr(store, "seek", lambda *given, **more: seeks.append(1) or original(*given, **more))
-    rate = rate_of(store, "t", BEGIN_MS + 2001, BEGIN_MS + 86_400_000)
-    assert (sum(rate.counts), len(rate.counts), len(seeks)) == (0, 96, 2)
+def test_times_of_a_queue_cost_no_more_looks_than_it_has_messages(
+    store: StoreReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    original = CommitLog.head
+    monkeypatch.setattr(CommitLog, "head", lambda *given: looks.append(given[1]) or original(*given))
+    operator.look_at_topic(str(tmp_path / "s"), "t", spans(BEGIN_MS, BEGIN_MS + 86_400_000, 96), SMALL)
+    assert len(looks) == len(set(looks)) <= len(STORED)
 
 
-def test_no_body_is_read(store: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_body_is_read(store: StoreReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a message was read")
 
-    monkeypatch.setattr(store, "gather", refuse)
-    assert sum(rate_of(store, "t", BEGIN_MS, BEGIN_MS + 3000).counts) == len(STORED)
+    monkeypatch.setattr(CommitLog, "gather", refuse)
+    assert operator.look_at_topic(str(tmp_path / "s"), "t", [BEGIN_MS + 3000], SMALL).stored == [len(STORED)]
 
 
 def test_lag_of_each_batch_is_what_waited_when_it_was_planned(store: StoreReader, tmp_path: Path) -> None:
