@@ -11,7 +11,7 @@ from crash import brokers, dumps, many_queues
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, many, patched
 from messagestore.files.unsynced import WrittenFiles
-from messagestore.inspect import operator
+from messagestore.inspect import records
 from messagestore.log import dispatch
 from pyspark_commits import STAYS
 
@@ -78,13 +78,13 @@ MUTANTS = (
     ),
     Mutant(
         "dump ends where retention took a segment",
-        patched(operator, "_behind_deleted", stops_at_a_gap),
+        patched(records, "_behind_deleted", stops_at_a_gap),
         "concurrency: dumps",
         many(dumps.dumps),
     ),
     Mutant(
         "dump passes over a segment that retention took",
-        patched(operator, "_behind_deleted", tells_no_gap),
+        patched(records, "_behind_deleted", tells_no_gap),
         "concurrency: dumps",
         many(dumps.dumps),
     ),

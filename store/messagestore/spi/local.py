@@ -360,25 +360,25 @@ class LocalReader:
 
     def view(self, name: str) -> Report:
         """Rows that say what the store contains."""
-        from messagestore.inspect.operator import rows_of  # what most readers never need
+        from messagestore.inspect.views import rows_of  # what most readers never need
 
         return rows_of(self._looked_at(), name)
 
     def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:
         """How far the queues of some topics reach, and where they were at a time."""
-        from messagestore.inspect.operator import offsets_of
+        from messagestore.inspect.queues import offsets_of
 
         return offsets_of(self._looked_at(), topics, at_ms)
 
     def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:
         """How far a reader is behind the end of each queue."""
-        from messagestore.inspect.operator import lag_of
+        from messagestore.inspect.lag import lag_of
 
         return lag_of(self._looked_at(), offsets, topics)
 
     def group_lag(self, group: str) -> Report:
         """How far a consumer group is behind the end of each queue."""
-        from messagestore.inspect.operator import group_lag_of
+        from messagestore.inspect.lag import group_lag_of
 
         return group_lag_of(self._looked_at(), group)
 

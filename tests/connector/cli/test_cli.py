@@ -28,7 +28,7 @@ from messagestore.files.disk import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.writer_lock import probe_writer
 from messagestore.format.layout import STATE_POISONED, STATE_RECOVERING
-from messagestore.inspect import operator
+from messagestore.inspect import standing
 from messagestore.spi import LOCAL_STORES
 from pyspark_messagestore.cli import output as cli_output
 from pyspark_messagestore.cli.cursor import Cursor
@@ -566,7 +566,7 @@ def test_status_never_takes_a_writer_at_work_for_a_dead_one(root: Path, monkeypa
         next(ends, lambda: None)()
         return probe_writer(path)
 
-    monkeypatch.setattr(operator, "probe_writer", probe)
+    monkeypatch.setattr(standing, "probe_writer", probe)
     assert objects(run("status", root, "--json"))[0]["left"] == "idle"
     assert next(ends, None) is None, "the commit has ended meanwhile"
 
@@ -581,7 +581,7 @@ def test_status_of_a_store_whose_writer_never_rests(root: Path, monkeypatch: pyt
         change_state(root, in_flight=1000 + looks)
         return probe_writer(path)
 
-    monkeypatch.setattr(operator, "probe_writer", probe)
+    monkeypatch.setattr(standing, "probe_writer", probe)
     at_work = (
         "with attached_store(sys.argv[1], SMALL).writing('more'):\n    print('more', flush=True)\n    time.sleep(600)"
     )
