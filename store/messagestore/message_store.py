@@ -1166,6 +1166,8 @@ class MessageStore(ReadOnlyStore):
             The version is too low, or batches before it are missing. Nothing was written.
         ProgressConflictError
             The group of `progress` is elsewhere than where its consumer began. Nothing was written.
+        OffsetOutOfRangeError
+            `progress` would move a group behind the end of a queue. Nothing was written.
         StoreLockedError
             A worker of the group has a queue of `progress`, and it is not the one that gives it. Nothing was written.
         StoreFullError

@@ -18,7 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol, runtime_checkable
 
-from messagestore.errors import ConfigError, CorruptionError, ProgressConflictError, StoreLockedError
+from messagestore.errors import (
+    ConfigError,
+    CorruptionError,
+    OffsetOutOfRangeError,
+    ProgressConflictError,
+    StoreLockedError,
+)
 from messagestore.files.consumer_offsets import ConsumerOffsets, offsets_locked
 from messagestore.files.disk import Disk
 from messagestore.files.group_locks import GroupLocks
@@ -135,6 +141,8 @@ class Move:
             Another worker has a queue, or somebody writes the table for too long.
         ProgressConflictError
             The group is elsewhere than where its consumer began.
+        OffsetOutOfRangeError
+            A group would be behind the end of a queue.
         CorruptionError
             The table cannot be read.
         OSError
@@ -166,6 +174,17 @@ class Move:
                     topic=topic,
                     queue_id=queue_id,
                     offset=before,
+                )
+            end = self._writer.files.queue(topic, queue_id).end(hint=after)
+            if after > end:
+                raise OffsetOutOfRangeError(
+                    f"progress: found offset {after} of consumer group {group} in {topic}/{queue_id}; allowed is 0 to "
+                    f"{end}, the next message that arrives: the group would skip messages. Nothing was appended",
+                    topic=topic,
+                    queue_id=queue_id,
+                    queue_offset=after,
+                    min=0,
+                    max=end,
                 )
             rows.setdefault(topic, []).append((queue_id, before, after))
         return rows

@@ -99,8 +99,8 @@ class Consumer:
     tags : str or sequence of str | None
         Only messages with one of these tags, also as RocketMQ writes it: `"UA || AA"`. The others count as read.
     orderly : bool
-        Hand out one message of a queue at a time: the next one comes when it is committed, or among the dead letters.
-        One that fails (`ConsumedMessage.retry`) holds its queue, and comes again.
+        Hand out one message of a queue at a time: the next one comes when it is committed, or among the dead letters;
+        with `auto_commit`, at the next call. One that fails (`ConsumedMessage.retry`) holds its queue, and comes again.
     auto_commit : bool
         Commit by itself what the caller got before the current call: in `poll` and in an iteration, every
         `auto_commit_interval` seconds, and in `close`.
@@ -244,13 +244,15 @@ class Consumer:
         most = arguments.whole_number("max_records", max_records, 1)
         with self._used():
             self._commit_if_due()
+            if self._auto_commit and self._orderly:
+                self._let_go()
             before: list[tuple[Cursor, Mark]] = []
             try:
                 while not (messages := self._collected(most, before)):
                     left_s = end_s - time.monotonic()
                     if left_s <= 0:
                         break
-                    self._view.await_change(left_s)
+                    self._view.await_change(min(left_s, self._until_due_s()))
                     self._check_open()
                 return messages
             except BaseException:  # an error, or what a signal handler raises: nobody gets what was collected
@@ -309,6 +311,16 @@ class Consumer:
                     break
             if not most:
                 return
+
+    def _let_go(self) -> None:
+        """Take what the caller has as done, since nobody commits it one by one."""
+        for cursor in self._assignment.cursors.values():
+            cursor.let_go()
+
+    def _until_due_s(self) -> float:
+        """Until a message that failed comes again, which changes nothing in the store."""
+        held = [cursor for cursor in self._assignment.cursors.values() if cursor.held is not None and not cursor.paused]
+        return max(0.0, min((cursor.held_until_s for cursor in held), default=math.inf) - time.monotonic())
 
     def _fetch(self, cursor: Cursor) -> bool:
         return self._reader.fetch(cursor, self._assignment.end(cursor.queue))

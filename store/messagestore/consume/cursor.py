@@ -81,6 +81,11 @@ class Cursor:
         failed = self.held is not None and self.held_until_s < math.inf
         return self.held.queue_offset if failed and self.held is not None else self.position
 
+    def let_go(self) -> None:
+        """Take a message that the caller has as done, unless it failed."""
+        if self.held_until_s == math.inf:
+            self.held = None
+
     def give(self, block: Block) -> None:
         """Have the messages of a block handed out, and then continue behind it."""
         self.ready, self.next_row, self.end = block.messages(), 0, block.end

@@ -157,7 +157,7 @@ class Client:
                 raise failure
             if not told and pause_s >= _TOLD_AFTER_S:
                 told = True
-                _log.warning("%s. The request is sent again for up to %g s", failure, self.settings.retry_timeout_s)
+                _log.warning("a request is sent again for up to %g s: %s", self.settings.retry_timeout_s, failure)
             time.sleep(pause_s)
 
     def drop(self, address: str) -> None:

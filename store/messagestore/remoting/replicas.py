@@ -50,7 +50,7 @@ class Patience:
             raise error
         if not self._told and pause_s >= _TOLD_AFTER_S:
             self._told = True
-            _log.warning("%s. The request is sent again for up to %g s", error, self._timeout_s)
+            _log.warning("a request is sent again for up to %g s: %s", self._timeout_s, error)
         time.sleep(pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

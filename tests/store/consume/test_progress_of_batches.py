@@ -22,6 +22,7 @@ from messagestore import (
     MessageIllegalError,
     MessageStore,
     NotAStoreError,
+    OffsetOutOfRangeError,
     ProgressConflictError,
     StoreClosedError,
     StoreLockedError,
@@ -321,6 +322,20 @@ def test_a_full_disk_does_not_take_a_record_whose_progress_is_pending(
 
         assert store.delete_expired_files(at_once=True).min_offset > batch.physical_offset, "there is room again"
         assert table(root).get("in", "g") == {0: COUNT}
+
+
+@pytest.mark.parametrize("queue", [IN, ("in", 7), ("nowhere", 0)], ids=["a queue", "a new queue", "a new topic"])
+def test_a_group_cannot_be_moved_behind_the_end_of_a_queue(root: Path, queue: tuple[str, int]) -> None:
+    """It skipped what was put there later, without a word."""
+    end = COUNT if queue == IN else 0
+    with MessageStore.open(root, SMALL) as store:
+        for offset in (end + 1, end + 300):
+            with pytest.raises(OffsetOutOfRangeError, match=rf"found offset {offset} .* allowed is 0 to {end}") as caught:
+                append(store, {"g": {queue: offset}})
+            assert (caught.value.queue_offset, caught.value.max) == (offset, end)
+        assert store.max_offset("out", 0) == 0
+        append(store, {"g": {queue: end}})
+    assert table(root).get(queue[0], "g") == {queue[1]: end}
 
 
 def test_the_row_of_the_store_is_shown_to_nobody(root: Path) -> None:

@@ -150,6 +150,29 @@ def test_an_orderly_iteration_goes_on_with_each_commit(root: Path) -> None:
     assert sorted(found) == [b"%d.%d" % (queue_id, number) for queue_id in (0, 1) for number in range(3)]
 
 
+@pytest.mark.parametrize("interval_s", [0, 3600], ids=["each time", "at the end"])
+def test_an_orderly_consumer_that_commits_by_itself_goes_on_with_each_call(root: Path, interval_s: float) -> None:
+    """It handed out the first message of each queue, and waited for a commit for ever."""
+    with consumer(root, orderly=True, auto_commit=True, auto_commit_interval=interval_s) as reader:
+        first = polled(reader)
+        first[0].retry()
+        assert bodies(polled(reader)) == {b"%d.1" % first[1].queue_id}
+        assert bodies(polled(reader)) == {b"%d.2" % first[1].queue_id}
+        assert polled(reader, None) == [first[0]]
+    with consumer(root) as reader:
+        assert {queue: reader.committed(queue) for queue in reader.assignment()} == {
+            first[0].queue: 1,
+            first[1].queue: 3,
+        }
+
+
+def test_a_poll_without_a_time_ends_when_a_message_that_failed_comes_again(root: Path) -> None:
+    with consumer(root, orderly=True) as reader:
+        failed, _ = polled(reader)
+        failed.retry()
+        assert polled(reader, None) == [failed]
+
+
 def test_an_orderly_consumer_counts_its_retries(root: Path) -> None:
     """The loop of the guide, which gives up after three, went on for ever with a message that always failed."""
     seen: dict[bytes, list[int]] = {}
