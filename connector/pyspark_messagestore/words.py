@@ -13,7 +13,7 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Any
 
-from messagestore import ConfigError, MessageExt
+from messagestore import ConfigError, ExpiredFiles, MessageExt
 from messagestore.spi import duration_s
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999
@@ -43,7 +43,7 @@ def quoted(word: str) -> str:
 
 def command_line(*words: object, **options: object) -> str:
     """A command of `messagestore` for a shell. Options come first if a word could be taken for one."""
-    asked = [part for name, value in options.items() for part in (f"--{name}", value)]
+    asked = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     command, *others = words
     looks_like_one = any(str(word).startswith("-") for word in others)
     ordered = [command, *asked, "--", *others] if looks_like_one else [*words, *asked]
@@ -111,7 +111,7 @@ def time_ms(option: str, text: str) -> int:
 
     try:
         if text.startswith("-"):
-            return int((time.time() - duration_s(option, text[1:])) * 1000)
+            return max(0, int((time.time() - duration_s(option, text[1:])) * 1000))
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise ConfigError(
@@ -152,4 +152,20 @@ def message_fields(message: MessageExt) -> dict[str, Any]:
         "reconsumeTimes": message.reconsume_times,
         "preparedTransactionOffset": message.prepared_transaction_offset,
         **body,
+    }
+
+
+def expired_fields(expired: ExpiredFiles, *, done: bool) -> dict[str, Any]:
+    """What retention deletes, or has deleted, for JSON."""
+    return {
+        "deleted": done,
+        "segments": list(expired.segments),
+        "size": expired.size,
+        "messages": expired.message_count,
+        "queueFiles": expired.queue_file_count,
+        "indexFiles": expired.index_file_count if done else None,
+        "minOffset": expired.min_offset,
+        "kept": expired.kept or None,
+        "restated": [{"app": app_id, "version": version} for app_id, version in expired.restated],
+        "unreadGroups": list(expired.unread_groups),
     }

@@ -205,7 +205,8 @@ class UnknownTopicError(StoreError, LookupError):
     Parameters
     ----------
     topic : str
-    topics : iterable of str
+    topics : iterable of str | None
+        The topics that the store has; None: the message does not name them.
     hint : str
         What to do; it is appended to the message.
 
@@ -217,12 +218,13 @@ class UnknownTopicError(StoreError, LookupError):
         The topics that the store has, in alphabetical order. Readers leave out those of the store itself.
     """
 
-    def __init__(self, topic: str, topics: Iterable[str], hint: str = "") -> None:
+    def __init__(self, topic: str, topics: Iterable[str] | None, hint: str = "") -> None:
         self.topic = topic
-        self.topics = sorted(topics)
+        self.topics = sorted(topics or ())
         more = f" and {len(self.topics) - 20} more" if len(self.topics) > 20 else ""
-        topics_text = f"Its topics are: {', '.join(self.topics[:20])}{more}" if self.topics else "It has no topics"
-        super().__init__(f"topic {topic!r} is not in the store. {topics_text}{hint and '. ' + hint}")
+        named = f"Its topics are: {', '.join(self.topics[:20])}{more}" if self.topics else "It has no topics"
+        sentences = [f"topic {topic!r} is not in the store", "" if topics is None else named, hint]
+        super().__init__(". ".join(filter(None, sentences)))
 
 
 class HalfMessageEndedError(StoreError, RuntimeError):

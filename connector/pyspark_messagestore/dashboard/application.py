@@ -29,7 +29,14 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from messagestore import ConfigError, OffsetOutOfRangeError, StoreConfig, StoreError, UnknownTopicError
+from messagestore import (
+    ConfigError,
+    MessageIllegalError,
+    OffsetOutOfRangeError,
+    StoreConfig,
+    StoreError,
+    UnknownTopicError,
+)
 from pyspark_messagestore.dashboard import looks, tail
 from pyspark_messagestore.dashboard.checks import BusyError, Checks
 from pyspark_messagestore.dashboard.curves import HEIGHT, STRIP_HEIGHT, WIDTH, bars, stacked
@@ -39,6 +46,7 @@ from pyspark_messagestore.dashboard.room import OTHERS
 from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_value
 from pyspark_messagestore.dashboard.taking import FORMATS, as_file, copies
 from pyspark_messagestore.dashboard.trends import span_words
+from pyspark_messagestore.monitoring.health import stores_of
 from pyspark_messagestore.words import command_line, count_words, quoted, shown, size_words, time_words
 
 BODY_SHOWN = 256 << 10
@@ -187,6 +195,8 @@ class _Pages:
                 Route("/s/{store}/events", self.events),
                 Route("/s/{store}/verify/{action}", self.check, methods=["POST"]),
                 Route("/s/{store}/{look}", self.page),
+                Route("/s/{store}/", self.store),
+                Route("/s/{store}", self.store),
                 Route("/api/v1/stores", self.api_stores),
                 Route("/api/v1/s/{store}/{look}", self.api),
                 Mount("/static", StaticFiles(directory=static)),
@@ -219,6 +229,13 @@ class _Pages:
             "age_s": int(stored.kept.age_s),
         }
         return self._html(request, f"{look}.html", values)
+
+    def store(self, request: Request) -> Response:
+        """Lead to the first page about a store."""
+        stored = self._stored(request)
+        if stored is None:
+            return self._error(request, None, _NoPageError("There is no such store."))
+        return RedirectResponse(f"{_base(request)}/s/{stored.name}/status", 307)
 
     def body(self, request: Request) -> Response:
         """A body as a file that a browser does not open."""
@@ -319,8 +336,14 @@ class _Pages:
         from pyspark_messagestore.monitoring.metrics import StoreCollector
 
         families: dict[str, Any] = {}
+        own = {stored.name: stored.ids() for stored in self._stores.values()}
         for stored in self._stores.values():
-            readable = [each.path for each in stored.progress()[0]]
+            # A query that reads none of the stores refuses those that are there: one of them was replaced.
+            readable = [
+                each.path
+                for each in stored.progress()[0]
+                if (read := stores_of(each)) & own[stored.name] or read.isdisjoint(set().union(*own.values()))
+            ]
             for family in StoreCollector(stored.path, readable, StoreConfig(message_index_enable=False)).collect():
                 known = families.setdefault(family.name, family)
                 if known is not family:
@@ -349,7 +372,7 @@ class _Pages:
                     "severity": _FAULT,
                     "sentence": _words(error),
                     "remedy": f"run `messagestore status {quoted(stored.path)}` on this host",
-                    "since_ms": None,
+                    "sinceMs": None,
                 }
                 found = {"findings": [finding], "messages": None, "topics": [], "left": None}
             reports.append(
@@ -413,7 +436,7 @@ def _words(error: Exception) -> str:
 def _status_of(error: Exception) -> int:
     if isinstance(error, UnknownTopicError | OffsetOutOfRangeError | _NoPageError):
         return 404
-    return 400 if isinstance(error, ConfigError) else 503
+    return 400 if isinstance(error, ConfigError | MessageIllegalError) else 503
 
 
 # ---- values on pages
@@ -461,14 +484,14 @@ def _value_lines(value: Any) -> list[str]:
 def _rate_bars(rate: dict[str, Any]) -> Any:
     words = [
         f"{time_words(time_ms)}: {count_words(count, 'message')}"
-        for time_ms, count in zip(rate["times_ms"], rate["counts"], strict=False)
+        for time_ms, count in zip(rate["timesMs"], rate["counts"], strict=False)
     ]
     return bars(rate["counts"], words)
 
 
 def _lag_bars(history: list[dict[str, Any]]) -> Any:
     words = [
-        f"{'now' if point['batch_id'] is None else 'batch ' + str(point['batch_id'])}, {time_words(point['time_ms'])}: "
+        f"{'now' if point['batchId'] is None else 'batch ' + str(point['batchId'])}, {time_words(point['timeMs'])}: "
         f"{count_words(point['lag'], 'message')} behind"
         for point in history
     ]
@@ -476,7 +499,7 @@ def _lag_bars(history: list[dict[str, Any]]) -> Any:
 
 
 def _group_bars(history: list[dict[str, int]]) -> Any:
-    words = [f"{time_words(point['time_ms'])}: {count_words(point['lag'], 'message')} behind" for point in history]
+    words = [f"{time_words(point['timeMs'])}: {count_words(point['lag'], 'message')} behind" for point in history]
     return bars([point["lag"] for point in history], words)
 
 
@@ -484,7 +507,7 @@ def _part_bars(found: dict[str, Any]) -> Any:
     """The parts of the log, each as wide as its bytes and divided by topic; what the next `gc` takes is marked."""
     parts, names = found["parts"]["parts"], [*(row["topic"] for row in found["parts"]["topics"]), OTHERS]
     expired = found["expired"]
-    taken = expired["min_offset"] if expired and expired["segments"] else 0
+    taken = expired["minOffset"] if expired and expired["segments"] else 0
     columns, words, marked = [], [], []
     for part in parts:
         sizes = [*part["sizes"], part["others"]]

@@ -30,9 +30,9 @@ from pyspark_messagestore.dashboard.room import log
 from pyspark_messagestore.dashboard.stored import CONFIG, Stored
 from pyspark_messagestore.dashboard.trends import outlook
 from pyspark_messagestore.dashboard.work import spark
-from pyspark_messagestore.monitoring.health import query_of
+from pyspark_messagestore.monitoring.health import deleted_unread, query_of
 from pyspark_messagestore.monitoring.history import lag_history, spans
-from pyspark_messagestore.words import count_words, quoted, time_ms, time_words
+from pyspark_messagestore.words import command_line, count_words, quoted, time_ms, time_words
 
 PAGE_COUNT = 50
 LIST_SIZE = 32 << 20
@@ -109,7 +109,7 @@ def topic(stored: Stored, asked: Asked) -> dict[str, Any]:
         found = {
             "queues": seen.queues,
             "groups": seen.groups,
-            "rate": {"topic": name, "times_ms": times_ms, "counts": [max(0, b - a) for a, b in pairwise(seen.stored)]},
+            "rate": {"topic": name, "timesMs": times_ms, "counts": [max(0, b - a) for a, b in pairwise(seen.stored)]},
             "faults": seen.faults,
         }
         return found, len(seen.queues) + len(seen.groups)
@@ -409,13 +409,25 @@ def _raw(store: StoreReader, name: str, queue_id: int, offset: int) -> MessageEx
 
 def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     """The messages that a text leads to: a place, a time, an offset message id, a UNIQ_KEY or a key."""
-    text = given(asked, "q").strip()
-    found: dict[str, Any] = {"q": text, "kind": "key", "messages": [], "searchedSize": 0, "goOn": None, "note": ""}
+    text = asked.get("q", "").strip()
+    nothing = "" if text else "Type a key, a UNIQ_KEY, a message id, a place such as orders/1 @42, or a time."
+    found: dict[str, Any] = {
+        "q": text,
+        "kind": "key",
+        "messages": [],
+        "searchedSize": 0,
+        "goOn": None,
+        "note": nothing,
+        "command": "",
+    }
+    if not text:
+        return found
     most = number(asked, "most", SEARCH_SIZE, least=1, most=SEARCH_SIZE)
     place = _PLACE.fullmatch(text)
     if place is not None:
         where = {"topic": place["topic"], "queue": place["queue"], "offset": place["offset"]}
-        return found | {"kind": "place", "messages": [message(stored, where)["message"]]}
+        command = command_line("get", stored.path, place["topic"], place["queue"], offset=place["offset"], count=1)
+        return found | {"kind": "place", "messages": [message(stored, where)["message"]], "command": command}
     if _TIME.fullmatch(text):
         return found | _at_time(stored, time_ms("time", text))
 
@@ -432,14 +444,18 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
         several += [by_id] if by_id is not None and by_id.offset_message_id.upper() == text.upper() else []
     hits = operator.search(stored.path, text, max_count=FOUND_COUNT, max_size=most, start=start)
     several += [each for each in hits.messages if each.physical_offset not in {one.physical_offset for one in several}]
+    option = "key"
+    if several and all(text not in each.keys for each in several):
+        option = "unique_key" if any(each.unique_key == text for each in several) else "msg_id"
+    found["command"] = command_line("find", stored.path, **{option: text})
     placed = _in_queues(stored, several)
     found["messages"] = [stored.fields(each) | {"inQueue": each.physical_offset in placed} for each in several]
     found |= {"searchedSize": hits.searched_size, "goOn": hits.go_on}
     done_at = hits.end if hits.go_on is None else hits.go_on
     found |= {"logSize": hits.end - hits.begin, "doneSize": max(0, done_at - hits.begin)}
     if not several:
-        nothing = "No message has this key, UNIQ_KEY or message id."
-        found["note"] = nothing if hits.go_on is None else "Nothing was found so far."
+        none = "No message has this key, UNIQ_KEY or message id."
+        found["note"] = none if hits.go_on is None else "Nothing was found so far."
     return found
 
 
@@ -467,7 +483,7 @@ def _ends(store: StoreReader, name: str, queue_id: int) -> tuple[int, int]:
         description = store.describe([name], queues=True)
         count = description.queue_counts.get(name, 0)
         if not count and not description.queue_ids.get(name):
-            raise UnknownTopicError(name, (), hint="The page `Topics` shows those that there are")
+            raise UnknownTopicError(name, None, hint="The page `Topics` shows those that there are")
         known = sorted({*range(min(count, MOST_COUNT)), *description.queue_ids.get(name, [])})
         if queue_id not in known:
             raise ConfigError(
@@ -527,19 +543,14 @@ def _query(store: StoreReader, progress: Progress, now_ms: int) -> dict[str, Any
         "batchId": None if progress.committed is None else progress.committed.batch_id,
         "lag": sum(row["lag"] for row in query.rows),
         "lagBytes": sum(row["lagBytes"] for row in query.rows),
-        "deleted": sum(map(_deleted_before, query.rows)),
+        "deleted": sum(map(deleted_unread, query.rows)),
         "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
         "topics": sorted({row["topic"] for row in query.rows}),
         "refused": query.refused,
-        "history": [asdict(point) for point in points],
+        "history": [{"batchId": each.batch_id, "timeMs": each.time_ms, "lag": each.lag} for each in points],
         "outlook": outlook(points),
         "rows": query.rows,
     }
-
-
-def _deleted_before(row: Mapping[str, Any]) -> int:
-    """How many messages of a queue retention has deleted that a reader had not read; the lag counts them."""
-    return max(0, int(row["lag"]) - (int(row["maxOffset"]) - int(row["minOffset"])))
 
 
 def group(stored: Stored, asked: Asked) -> dict[str, Any]:
@@ -565,7 +576,7 @@ def group(stored: Stored, asked: Asked) -> dict[str, Any]:
         "next": start + MOST_COUNT if start + MOST_COUNT < len(rows) else None,
         "lag": sum(row["lag"] for row in rows),
         "lagBytes": sum(row["lagBytes"] for row in rows),
-        "deleted": sum(map(_deleted_before, rows)),
+        "deleted": sum(map(deleted_unread, rows)),
         "history": stored.samples.of(name),
         "outlook": stored.samples.outlook(name),
         "faults": faults,

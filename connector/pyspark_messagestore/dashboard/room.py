@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from messagestore.spi import Queue, Queues, Range, StoreReader
 from pyspark_messagestore.dashboard.asked import Asked
 from pyspark_messagestore.dashboard.stored import CONFIG, Stored
 from pyspark_messagestore.monitoring.health import LEAST_GROWTH_MS
+from pyspark_messagestore.words import expired_fields
 
 DAY_MS = 86_400_000
 SHOWN_TOPICS = 7
@@ -48,7 +49,7 @@ def log(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
 
 
 def _expired(stored: Stored) -> dict[str, Any]:
-    return asdict(operator.expired(stored.path, CONFIG))
+    return expired_fields(operator.expired(stored.path, CONFIG), done=False)
 
 
 def full_at(figures: Mapping[str, Any]) -> int | None:

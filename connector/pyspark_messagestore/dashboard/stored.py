@@ -18,7 +18,7 @@ from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_prog
 from pyspark_messagestore.dashboard.checks import Checks
 from pyspark_messagestore.dashboard.kept import Kept
 from pyspark_messagestore.dashboard.trends import trend
-from pyspark_messagestore.monitoring.health import Facts, facts_of, status_report
+from pyspark_messagestore.monitoring.health import Facts, facts_of, ids_of, status_report
 from pyspark_messagestore.monitoring.history import LagPoint
 from pyspark_messagestore.words import message_fields
 
@@ -41,10 +41,10 @@ class Samples:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, time_ms: int, groups: list[dict[str, Any]]) -> None:
-        """Keep the lag of each group in all its topics, unless the newest point is too young."""
+        """Keep how many messages there are that each group has not read, unless the newest point is too young."""
         lags: dict[str, int] = {}
         for row in groups:
-            lags[row["group"]] = lags.get(row["group"], 0) + row["lag"]
+            lags[row["group"]] = lags.get(row["group"], 0) + row["lag"] - row["deleted"]
         with self._lock:
             for group, lag in lags.items():
                 points = self._points.setdefault(group, deque(maxlen=SAMPLES))
@@ -54,7 +54,7 @@ class Samples:
     def of(self, group: str) -> list[dict[str, int]]:
         """The points of a group, the oldest first."""
         with self._lock:
-            return [{"time_ms": time_ms, "lag": lag} for time_ms, lag in self._points.get(group, ())]
+            return [{"timeMs": time_ms, "lag": lag} for time_ms, lag in self._points.get(group, ())]
 
     def histories(self) -> dict[str, list[LagPoint]]:
         """The points of all groups."""
@@ -144,6 +144,14 @@ class Stored:
     def kept(self) -> Kept:
         """What was found lately."""
         return Kept(self.path, self.checkpoints)
+
+    def ids(self) -> set[str]:
+        """The ids by which queries may know the store; none if it cannot be read."""
+        try:
+            with self.opened() as store:
+                return ids_of(store)
+        except (StoreError, OSError):
+            return set()
 
     def facts(self) -> Facts:
         """What the rules of `health` look at; a checkpoint that cannot be read is a fault."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyspark_messagestore.dashboard.stored import Stored
-from pyspark_messagestore.words import command_line
+from pyspark_messagestore.words import command_line, time_ms, time_words
 
 FORMATS = ("jsonl", "parquet")
 
@@ -20,18 +20,57 @@ def copies(stored: Stored, look: str, found: Mapping[str, Any]) -> dict[str, str
     if look == "messages":
         return _of_messages(stored, found["topic"], found["queueId"], found["start"], found["count"])
     if look == "recent":
-        topic, queue_id = found["topic"], found["queueId"]
-        return {
-            "Command line": command_line("get", stored.path, topic, *(() if queue_id is None else (queue_id,))),
-            "Python": _python(
-                stored,
-                f"for queue_id in {found['queues'] if queue_id is None else [queue_id]}:",
-                f"    for batch in store.read({topic!r}, queue_id, 0):",
-                "        print(batch.to_pydict())",
-            ),
-            "Spark": _spark(stored, topic, "" if queue_id is None else f"queueId = {queue_id}"),
-        }
+        return _of_filter(stored, found)
     return {}
+
+
+def _of_filter(stored: Stored, found: Mapping[str, Any]) -> dict[str, str]:
+    """The messages of a topic that pass a filter. The command line has no filters, so there is no command for one."""
+    topic, queue_id, filter_, until = found["topic"], found["queueId"], found["filter"], found["until"]
+    if until:
+        until = time_words(time_ms("until", until))
+    name, equals, value = filter_["property"].partition("=")
+    text = filter_["text"].casefold()
+    tests = {  # of a row in Python, and of a column in Spark
+        f"row['queueId'] == {queue_id}": f"queueId = {queue_id}" if queue_id is not None else "",
+        f"row['tags'] == {filter_['tag']!r}": f"tags = {_sql(filter_['tag'])}" if filter_["tag"] else "",
+        f"{filter_['key']!r} in row['keys']": f"array_contains(keys, {_sql(filter_['key'])})" if filter_["key"] else "",
+        f"dict(row['properties']).get({name!r}) == {value!r}": f"properties[{_sql(name)}] = {_sql(value)}"
+        if equals
+        else "",
+        f"{name!r} in dict(row['properties'])": f"map_contains_key(properties, {_sql(name)})"
+        if name and not equals
+        else "",
+        f"{text!r} in row['body'].decode(errors='replace').casefold()": (
+            f"contains(lower(CAST(body AS STRING)), {_sql(text)})" if text else ""
+        ),
+        f"row['storeTimestamp'] <= datetime.fromisoformat({until!r})": (
+            f"storeTimestamp <= TIMESTAMP {_sql(until)}" if until else ""
+        ),
+    }
+    tests = {row: column for row, column in tests.items() if column}
+    imports = "from datetime import datetime\n\n" if until else ""
+    ways = {
+        "Python": imports
+        + _python(
+            stored,
+            f"for batch in store.scan({topic!r}):",
+            "    for row in batch.to_pylist():",
+            *([f"        if {' and '.join(tests)}:", "            print(row)"] if tests else ["        print(row)"]),
+        ),
+        "Spark": _spark(stored, topic, " AND ".join(tests.values())),
+    }
+    if found["filtered"] or until:
+        return ways
+    if queue_id is None:
+        return {"Command line": command_line("tail", stored.path, topic, count=found["count"])} | ways
+    command = command_line("get", stored.path, topic, queue_id, offset="latest", count=found["count"])
+    return {"Command line": command} | ways
+
+
+def _sql(text: str) -> str:
+    """A text in Spark's SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _of_messages(stored: Stored, topic: str, queue_id: int, offset: int, count: int) -> dict[str, str]:

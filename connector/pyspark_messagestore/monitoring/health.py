@@ -9,8 +9,8 @@ metrics of `messagestore metrics`; the files in `deploy/prometheus` and `deploy/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from messagestore import StoreError
@@ -18,6 +18,7 @@ from messagestore.spi import Queue, Report, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_progress, stream_offset
 from pyspark_messagestore.monitoring.history import LagPoint, lag_history
 from pyspark_messagestore.source.same_log import place_now
+from pyspark_messagestore.words import quoted
 
 WARNING, FAULT = "warning", "fault"
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -71,6 +72,16 @@ class Finding:
     sentence: str
     remedy: str
     since_ms: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "sentence": self.sentence,
+            "remedy": self.remedy,
+            "sinceMs": self.since_ms,
+        }
 
 
 @dataclass(frozen=True)
@@ -199,8 +210,20 @@ def status_report(status: Report, facts: Facts) -> dict[str, Any]:
         The view `status`.
     """
     (report,), faults = status
-    findings = [asdict(finding) for finding in findings_of(facts)]
+    findings = [finding.fields() for finding in findings_of(facts)]
     return {**report, "faults": list(dict.fromkeys([*faults, *facts.faults])), "findings": findings}
+
+
+def ids_of(store: StoreReader) -> set[str]:
+    """The ids by which queries may know a store: its own, those of the stores that it is a copy of, and none."""
+    here = store.describe([])
+    return {here.store_id, *here.ancestors, ""}
+
+
+def stores_of(progress: Progress) -> set[str]:
+    """The ids of the stores that a query reads."""
+    planned = [stream_offset(each) for one in progress.batches if not one.fault for each in one.offsets]
+    return {offset.store_id for offset in planned if offset is not None}
 
 
 def query_of(store: StoreReader, progress: Progress, only: Queue | None = None) -> Query:
@@ -213,10 +236,7 @@ def query_of(store: StoreReader, progress: Progress, only: Queue | None = None) 
     """
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
-    batch, here = progress.committed, store.describe([])
-    own = {here.store_id, *here.ancestors, ""}
-    planned = [stream_offset(each) for one in progress.batches if not one.fault for each in one.offsets]
-    stores = {offset.store_id for offset in planned if offset is not None}
+    batch, own, stores = progress.committed, ids_of(store), stores_of(progress)
     for fields in () if batch is None or batch.fault else batch.offsets:
         offset = stream_offset(fields)
         if offset is None:
@@ -237,7 +257,12 @@ def query_of(store: StoreReader, progress: Progress, only: Queue | None = None) 
 
 def findings_of(facts: Facts) -> list[Finding]:
     """What all rules find, the faults first."""
-    found = [Finding(rule.name, rule.severity, *each) for rule in RULES for each in rule.look(facts)]
+    root = quoted(facts.figures["root"])
+    found = [
+        Finding(rule.name, rule.severity, sentence, remedy.replace("ROOT", root, 1), since_ms)
+        for rule in RULES
+        for sentence, remedy, since_ms in rule.look(facts)
+    ]
     return sorted(found, key=lambda finding: finding.severity != FAULT)
 
 
@@ -246,7 +271,7 @@ def findings_of(facts: Facts) -> list[Finding]:
 
 def _unreadable(facts: Facts) -> Iterator[Seen]:
     for fault in facts.faults:
-        yield Seen(fault, "run `messagestore verify`, which says what it is and what mends it")
+        yield Seen(fault, "run `messagestore verify ROOT`, which says what it is and what mends it")
 
 
 _LEFT_WORDS = {
@@ -264,7 +289,7 @@ def _sync_failed(facts: Facts) -> Iterator[Seen]:
     if facts.figures["left"] == "poisoned":
         yield Seen(
             "a sync failed, so the last writer stopped: what it was writing may not be on the disk",
-            "check the disk (`dmesg`), then run `messagestore recover`",
+            "check the disk (`dmesg`), then run `messagestore recover ROOT`",
         )
 
 
@@ -273,7 +298,7 @@ def _not_recovered(facts: Facts) -> Iterator[Seen]:
     if words is not None:
         yield Seen(
             f"{words}, and nobody has recovered the store since",
-            "run `messagestore recover`, or let the next writer do it; what was acknowledged is safe",
+            "run `messagestore recover ROOT`, or let the next writer do it; what was acknowledged is safe",
         )
 
 
@@ -283,7 +308,7 @@ def _unproven(facts: Facts) -> Iterator[Seen]:
         more = " and more" if hidden["more"] else ""
         yield Seen(
             f"readers do not see {_count(hidden['records'], 'message')}{more} that no sync has proven",
-            "run `messagestore recover`",
+            "run `messagestore recover ROOT`",
         )
 
 
@@ -291,7 +316,7 @@ def _no_room(facts: Facts) -> Iterator[Seen]:
     if facts.used_percent >= FULL_PERCENT:
         yield Seen(
             f"the disk is {facts.used_percent} % full, and from {FULL_PERCENT} % on nothing is written",
-            "make room: `messagestore gc` shows what can be deleted",
+            "make room: `messagestore gc ROOT` shows what can be deleted",
         )
 
 
@@ -347,9 +372,9 @@ def _delayed(facts: Facts) -> Iterator[Seen]:
     due_ms = None if delayed is None else delayed["nextDueMs"]
     if due_ms is not None and due_ms < facts.now_ms - OVERDUE_MS:
         yield Seen(
-            f"{_count(delayed['messages'], 'delayed message')} wait, and the first was due "
+            f"{_count(delayed['messages'], 'delayed message')} {_wait(delayed['messages'])}, and the first was due "
             f"{_span(facts.now_ms - due_ms)} ago: nobody delivers",
-            "run `messagestore deliver`",
+            "run `messagestore deliver ROOT`",
             due_ms,
         )
 
@@ -359,9 +384,9 @@ def _halves(facts: Facts) -> Iterator[Seen]:
     oldest_ms = None if halves is None else halves["oldestMs"]
     if oldest_ms is not None and oldest_ms < facts.now_ms - STUCK_MS:
         yield Seen(
-            f"{_count(halves['messages'], 'half message')} wait for a commit or a rollback, the oldest for "
-            f"{_span(facts.now_ms - oldest_ms)}",
-            "ask their producers (`messagestore halves` names them), then `half commit` or `half rollback`",
+            f"{_count(halves['messages'], 'half message')} {_wait(halves['messages'])} for a commit or a rollback, the "
+            f"oldest for {_span(facts.now_ms - oldest_ms)}",
+            "ask their producers (`messagestore halves ROOT` names them), then `half commit` or `half rollback`",
             oldest_ms,
         )
 
@@ -371,7 +396,7 @@ def _dead_letters(facts: Facts) -> Iterator[Seen]:
         if count:
             yield Seen(
                 f"{topic} got {_count(count, 'message')} in the last 24 hours: a consumer has given them up",
-                f"look at them with `messagestore get ROOT {topic}`",
+                f"look at them with `messagestore get ROOT {quoted(topic)}`",
             )
 
 
@@ -386,6 +411,19 @@ def _lost_messages(facts: Facts) -> Iterator[Seen]:
                 "that retention has deleted",
                 "keep messages for longer, or let the group read faster; it goes on at the first message that is left",
             )
+    for query in facts.queries:
+        lost = sum(deleted_unread(row) for row in query.rows)
+        if lost:
+            yield Seen(
+                f"the query of {query.progress.path} has not read {_count(lost, 'message')} that retention has deleted",
+                "keep messages for longer, or let the query read faster; it fails when it comes to them, or with "
+                "failOnDataLoss=false goes on at the first message that is left",
+            )
+
+
+def deleted_unread(row: Mapping[str, Any]) -> int:
+    """How many messages of a queue retention has deleted that a reader had not read; its lag counts them."""
+    return max(0, int(row["lag"]) - (int(row["maxOffset"]) - int(row["minOffset"])))
 
 
 def _beyond(facts: Facts) -> Iterator[Seen]:
@@ -394,7 +432,8 @@ def _beyond(facts: Facts) -> Iterator[Seen]:
             yield Seen(
                 f"consumer group {row['group']} is {_count(row['beyond'], 'message')} beyond the end of "
                 f"{row['topic']}: the topic was deleted, or the store was cut, rebuilt or restored",
-                "open the store with a writer, which corrects the group's place, or `messagestore group reset-offset`",
+                "open the store with a writer, which corrects the group's place, or run "
+                f"`messagestore group reset-offset ROOT {quoted(row['group'])}`",
             )
 
 
@@ -404,7 +443,8 @@ def _late_groups(facts: Facts) -> Iterator[Seen]:
             yield Seen(
                 f"consumer group {row['group']} is {_count(row['lag'], 'message')} behind in {row['topic']}, and the "
                 f"oldest has waited for {_span(row['latencyMs'])}",
-                "look whether its consumers run; `messagestore lag ROOT --group` shows each queue",
+                f"look whether its consumers run; `messagestore lag ROOT --group {quoted(row['group'])}` "
+                "shows each queue",
                 facts.now_ms - row["latencyMs"],
             )
 
@@ -441,7 +481,8 @@ def _late_queries(facts: Facts) -> Iterator[Seen]:
             yield Seen(
                 f"the query of {query.progress.path} is {_count(behind, 'message')} behind, and the oldest has waited "
                 f"for {_span(facts.now_ms - oldest_ms)}",
-                "look whether the query runs; `messagestore lag ROOT --checkpoint` shows each queue",
+                f"look whether the query runs; `messagestore lag ROOT --checkpoint {quoted(query.progress.path)}` "
+                "shows each queue",
                 oldest_ms,
             )
 
@@ -454,22 +495,23 @@ def _lag_grows(facts: Facts) -> Iterator[Seen]:
         first, last = query.history[0], query.history[-1]
         if last.time_ms - first.time_ms >= GROWS_MS and last.lag > max(MANY, first.lag):
             yield Seen(
-                f"the query of {query.progress.path} falls behind: {_count(last.lag, 'message')} wait; "
+                f"the query of {query.progress.path} falls behind: {_count(last.lag, 'message')} {_wait(last.lag)}; "
                 f"{_span(last.time_ms - first.time_ms)} ago, {first.lag:,} did",
                 "give the query more of the machine, or larger micro-batches; "
-                "`messagestore lag ROOT --checkpoint` shows each queue",
+                f"`messagestore lag ROOT --checkpoint {quoted(query.progress.path)}` shows each queue",
                 first.time_ms,
             )
     lags: dict[str, int] = {}
     for row in facts.figures["groups"]:
-        lags[row["group"]] = lags.get(row["group"], 0) + row["lag"]
+        lags[row["group"]] = lags.get(row["group"], 0) + row["lag"] - row["deleted"]
     for group, points in facts.group_histories.items():
         before = [point for point in points if point.time_ms <= facts.now_ms - GROWS_MS]
         if before and lags.get(group, 0) > max(MANY, before[-1].lag):
             yield Seen(
-                f"consumer group {group} falls behind: {_count(lags[group], 'message')} wait; "
+                f"consumer group {group} falls behind: {_count(lags[group], 'message')} {_wait(lags[group])}; "
                 f"{_span(facts.now_ms - before[-1].time_ms)} ago, {before[-1].lag:,} did",
-                "start more consumers, or look what slows them; `messagestore lag ROOT --group` shows each queue",
+                f"start more consumers, or look what slows them; `messagestore lag ROOT --group {quoted(group)}` "
+                "shows each queue",
                 before[-1].time_ms,
             )
 
@@ -486,6 +528,10 @@ def _nothing_written(facts: Facts) -> Iterator[Seen]:
 
 def _count(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 's'}"
+
+
+def _wait(count: int) -> str:
+    return "waits" if count == 1 else "wait"
 
 
 def _span(span_ms: int) -> str:
@@ -560,9 +606,9 @@ RULES = (
     Rule(
         "lost-messages",
         FAULT,
-        "retention has deleted messages that a group had not read",
+        "retention has deleted messages that a reader had not read",
         _lost_messages,
-        "spark_consumer_deleted_messages > 0",
+        "spark_consumer_deleted_messages > 0 or spark_query_deleted_messages > 0",
         "0m",
     ),
     Rule(

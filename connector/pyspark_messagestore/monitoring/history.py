@@ -52,13 +52,26 @@ def lag_history(store: StoreReader, progress: Progress, now_ms: int) -> list[Lag
     """
     here = store.describe([])
     store_ids = {here.store_id, *here.ancestors, ""}
+    there: dict[str, Queues] = {}
+
+    def read_by(batch: Batch) -> Queues:
+        """How far the query has read when a batch is done. A queue that came since then is read from its beginning."""
+        offsets = [stream_offset(fields) for fields in batch.offsets]
+        ours = [offset for offset in offsets if offset is not None and offset.store_id in store_ids]
+        places: Queues = {}
+        for topic in {topic for offset in ours for topic in offset.topics}:
+            if topic not in there:
+                there[topic] = dict.fromkeys(store.ends([topic]).queues, 0)
+            places |= there[topic]
+        return places | {queue: place for offset in ours for queue, place in offset.queues.items()}
+
     looks: list[tuple[int | None, int, Queues]] = [
-        (batch.batch_id, batch.planned_at_ms, _read_by(before, store_ids))
+        (batch.batch_id, batch.planned_at_ms, read_by(before))
         for before, batch in pairwise(progress.batches)
         if not before.fault and batch.planned_at_ms is not None
     ]
     if progress.committed is not None and not progress.committed.fault:
-        looks.append((None, now_ms, _read_by(progress.committed, store_ids)))
+        looks.append((None, now_ms, read_by(progress.committed)))
 
     queues = sorted({queue for _, _, places in looks for queue in places})
     ends, begins = _ends_at(store, queues, {time_ms for _, time_ms, _ in looks}), store.begins(queues)
@@ -70,13 +83,6 @@ def lag_history(store: StoreReader, progress: Progress, now_ms: int) -> list[Lag
         )
         for batch_id, time_ms, places in looks
     ]
-
-
-def _read_by(batch: Batch, store_ids: Collection[str]) -> Queues:
-    """How far a query has read in a store when a batch is done."""
-    offsets = [stream_offset(fields) for fields in batch.offsets]
-    ours = [offset.queues for offset in offsets if offset is not None and offset.store_id in store_ids]
-    return {queue: place for queues in ours for queue, place in queues.items()}
 
 
 def _ends_at(store: StoreReader, queues: Sequence[Queue], times_ms: Collection[int]) -> dict[int, Queues]:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from messagestore import MessageStore, StoreConfig, StoreError, StoreStats
 from messagestore.spi import STORES, Location, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import read_progress, stream_offset
-from pyspark_messagestore.monitoring.health import UNRECOVERED
+from pyspark_messagestore.monitoring.health import UNRECOVERED, deleted_unread, ids_of
 from pyspark_messagestore.source.same_log import place_now
 
 _SYSTEM_PREFIX = "rmq_sys_"
@@ -142,6 +142,9 @@ class StoreCollector(Collector):
         oldest = GaugeMetricFamily(
             "spark_query_lag_latency_seconds", "For how long the oldest of them waits.", labels=labels
         )
+        deleted = GaugeMetricFamily(
+            "spark_query_deleted_messages", "Of these messages, those that retention has deleted.", labels=labels
+        )
         refused = GaugeMetricFamily(
             "spark_query_refused",
             "Whether a query refuses the store, because it is not the one that it has read.",
@@ -155,7 +158,7 @@ class StoreCollector(Collector):
             "How long ago the batch of a query was planned that is not done; 0: none is planned.",
             labels=["store", "query_id"],
         )
-        now_s = time.time()
+        now_s, own = time.time(), ids_of(store) if self.checkpoints else set()
 
         for folder in self.checkpoints:
             progress = read_progress(folder)
@@ -176,6 +179,8 @@ class StoreCollector(Collector):
                 if offset is None:
                     continue
                 place, faults = place_now(store, offset)
+                if offset.store_id not in own:
+                    faults = ["it reads another one", *faults]
                 is_refused = is_refused or bool(faults)
                 for fault in faults:
                     _log.warning("%s: the query of %s refuses this store: %s", self.path, folder, fault)
@@ -189,11 +194,12 @@ class StoreCollector(Collector):
                     values = [self.path, progress.query_id, str(source), topic]
                     lag.add_metric(values, sum(row["lag"] for row in some))
                     size.add_metric(values, sum(row["lagBytes"] for row in some))
+                    deleted.add_metric(values, sum(map(deleted_unread, some)))
                     unread_ms = [row["oldestUnread"] for row in some if row["oldestUnread"] is not None]
                     oldest.add_metric(values, max(0.0, now_s - min(unread_ms) / 1000) if unread_ms else 0)
             refused.add_metric([self.path, progress.query_id], is_refused)
 
-        return [lag, size, oldest, refused, done, planned]
+        return [lag, size, oldest, deleted, refused, done, planned]
 
 
 def _name_node(metrics: list[Metric], broker_name: str) -> None:

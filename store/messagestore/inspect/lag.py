@@ -166,7 +166,8 @@ def _lag_row(
             f"the store was rebuilt, cut or restored. The lag counts from {place}"
         )
     elif offset is not None and place < low:
-        remarks.append(f"{topic}/{queue_id}: retention has deleted {low - place} messages that were not read")
+        words = "1 message that was" if low - place == 1 else f"{low - place} messages that were"
+        remarks.append(f"{topic}/{queue_id}: retention has deleted {words} not read")
 
     size, oldest_ms = known.waiting(topic, queue_id, first, high)
     return {

@@ -222,7 +222,7 @@ def test_who_is_behind(client: Client) -> None:
     found = client("/api/v1/s/store/readers").json
     (query,) = found["queries"]
     assert (query["lag"], query["batchId"]) == ((7 - 5) + (7 - 2), 1)
-    assert [(point["batch_id"], point["lag"]) for point in query["history"]] == [(1, 0), (None, 7)]
+    assert [(point["batchId"], point["lag"]) for point in query["history"]] == [(1, 0), (None, 7)]
     words = page(client, "/s/store/readers").words
     assert "billing" in words and "7 messages" in words
     assert "3" in page(client, "/s/store/group?group=billing").words

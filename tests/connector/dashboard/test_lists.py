@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import subprocess
+import urllib.parse
 import zlib
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,59 @@ def test_the_command_to_copy_finds_a_store_with_a_mark_of_direction_in_its_name(
     assert "\u202e" not in command
     done = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, check=True, text=True)
     assert [row["queueOffset"] for row in objects(run(*done.stdout.splitlines()[1:], "--json"))] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("&tag=odd", lambda n: n % 2 == 1),
+        ("&key=o-7", lambda n: n == 7),
+        ("&property=colour%3Dblue&queue=1", lambda n: n % 5 == 0 and n % 4 == 1),
+        ("&property=colour", lambda n: True),
+        ("&text=%22city%22:%20%22C3%22", lambda n: n % 7 == 3),
+        ("&tag=even&text=c6&key=o-6", lambda n: n == 6),
+        ("&until=-0s&tag=even", lambda n: n % 2 == 0),
+        ("&text='%5C%27", lambda n: False),
+    ],
+)
+def test_a_program_to_copy_has_the_filter_of_the_page(client: Client, asked: str, expected: Any) -> None:
+    words = page(client, f"/s/store/recent?topic=orders{asked}").words
+    assert "messagestore tail" not in words and "messagestore get" not in words, "the command line has no filters"
+    begin = min(words.index(first) for first in ("from datetime import", "from messagestore import") if first in words)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(words[begin : words.index("Spark\n", begin)], {})
+    found = [number for number in range(40) if f'"number": {number},' in said.getvalue()]
+    assert found == [number for number in range(40) if expected(number)]
+
+
+def test_the_command_to_copy_of_a_whole_topic_shows_its_newest_messages(client: Client) -> None:
+    words = page(client, "/s/store/recent?topic=orders&count=3").words
+    command = next(line for line in words.splitlines() if line.startswith("messagestore tail "))
+    rows = objects(run(*shlex.split(command)[1:], "--json"))
+    assert [json.loads(row["body"])["number"] for row in rows] == [37, 38, 39]
+
+
+def test_the_command_below_a_search_finds_the_same(client: Client) -> None:
+    one = client("/api/v1/s/store/message?topic=orders&queue=1&offset=2").json["message"]
+    for text in (one["msgId"], one["offsetMsgId"], "o-9", "orders/1 @2"):
+        found = client(f"/api/v1/s/store/search?q={urllib.parse.quote(text)}").json
+        (hit,) = found["messages"]
+        assert found["command"] in page(client, f"/s/store/search?q={urllib.parse.quote(text)}").words
+        (row,) = objects(run(*shlex.split(found["command"])[1:], "--json"))
+        assert (row["queueId"], row["queueOffset"]) == (hit["queueId"], hit["queueOffset"]) == (1, 2)
+
+
+def test_an_address_that_says_too_little_or_too_much(client: Client) -> None:
+    """An empty search says what can be asked; a store's own address leads to its first page."""
+    assert "Type a key, a UNIQ_KEY" in page(client, "/s/store/search?q=").words
+    assert client("/s/store/messages?topic=../../config").status == 400
+    for address in ("/s/store", "/s/store/"):
+        assert client(address).headers["location"] == "/s/store/status"
+    assert client("/s/nowhere").status == 404
+    missing = client("/api/v1/s/store/recent?topic=nowhere")
+    assert (missing.status, "has no topics" in missing.text) == (404, False)
+    assert "1970-01-01" in page(client, "/s/store/search?q=-99999999999d").words
 
 
 def test_a_list_is_a_file_of_json_lines_or_parquet(client: Client) -> None:

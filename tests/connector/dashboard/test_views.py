@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -153,7 +154,7 @@ def test_the_log_by_topic_and_what_gc_takes(tmp_path: Path) -> None:
     assert list(topics) == ["old", "new"] and 60_000 < topics["old"] < 75_000 and 30_000 < topics["new"] < 38_000
     first, *_, last = found["parts"]["parts"]
     assert first["sizes"][1] == 0 < first["sizes"][0] and last["sizes"][0] == 0 < last["sizes"][1]
-    taken = found["expired"]["min_offset"]
+    taken = found["expired"]["minOffset"]
     assert found["expired"]["segments"] and 0 < taken < found["commitLog"]["maxOffset"]
     text = client("/s/room/log").text
     assert f"0 to {first['end']}: old 100 %; the next gc takes it" in text
@@ -370,14 +371,54 @@ def test_what_retention_has_deleted_is_before_no_message(tmp_path: Path) -> None
     (query,) = client("/api/v1/s/kept/readers").json["queries"]
     assert (row["lag"], row["deleted"]) == (found["lag"], found["deleted"]) == (37, low - 3)
     assert (query["lag"], query["deleted"]) == (35, low - 5)
-    assert f"({low - 3} of them deleted by retention)" in page(client, "/s/kept/group?group=g").words
-    assert f"({low - 5} of them deleted by retention)" in page(client, "/s/kept/readers").words
+    assert f"retention has deleted {low - 3} that were not read" in page(client, "/s/kept/group?group=g").words
+    assert f"retention has deleted {low - 5} that were not read" in page(client, "/s/kept/readers").words
     assert f"37 ({low - 3} deleted)" in page(client, "/s/kept/readers").words
     readers = client(f"/api/v1/s/kept/message?topic=t&queue=0&offset={low + 2}").json["readers"]
     assert [(each["kind"], each["read"], each["before"]) for each in readers] == [
         ("group", False, 2),
         ("query", False, 2),
     ]
+
+
+def test_a_query_that_lost_messages_to_retention_is_a_finding(tmp_path: Path) -> None:
+    """Only groups were: the page said "caught up" of a query that had lost all it had not read."""
+    root = tmp_path / "kept"
+    with MessageStore.open(root, SMALL) as store:
+        for body in bodies(40, 1000):
+            assert store.put_message(Message("t", body, queue_id=0)).is_ok
+        folder = checkpoint(tmp_path / "query", [[offset(store.store_id, 5)]])
+        assert store.delete_expired_files(before_offset=30_000).segments
+        lost = store.min_offset("t", 0) - 5
+    client = Client(app([root], [folder]))
+    (finding,) = (each for each in client("/healthz").json["findings"] if each["rule"] == "lost-messages")
+    assert f"the query of {folder} has not read {lost} messages that retention has deleted" in finding["sentence"]
+    assert client("/healthz").status == 503
+    assert f'topic="t"}} {float(lost)}' in "".join(
+        line for line in client("/metrics").text.splitlines() if line.startswith("spark_query_deleted_messages")
+    )
+
+
+def test_the_curve_of_a_query_ends_with_its_lag(root: Path, tmp_path: Path) -> None:
+    """It left out queues that came after the last plan; the sentence above it did not."""
+    with MessageStore.open(root, SMALL) as store:
+        folder = checkpoint(tmp_path / "query", [[offset(store.store_id, 2)], [offset(store.store_id, 4)]])
+    (query,) = Client(app([root], [folder]))("/api/v1/s/store/readers").json["queries"]
+    assert query["history"][-1]["lag"] == query["lag"] == 1 + 5
+
+
+def test_a_query_is_asked_about_the_store_that_it_reads(root: Path, tmp_path: Path) -> None:
+    """The metrics of two stores said that each query refuses the other store, which rings at night."""
+    other = filled(tmp_path / "other", 4)
+    with MessageStore.open_read_only(other) as store:
+        folder = checkpoint(tmp_path / "query", [[offset(store.store_id, 1, 2)]])
+
+    def refused(*roots: Path) -> dict[str, str]:
+        text = Client(app(roots, [folder]))("/metrics").text
+        return dict(re.findall(r'spark_query_refused\{.*store="([^"]*)"\} (\S+)', text))
+
+    assert refused(root, other) == {str(other): "0.0"}
+    assert refused(root) == {str(root): "1.0"}, "the store that it reads is not there: this one is in its place"
 
 
 def test_a_place_beyond_the_end_of_its_queue_says_nothing_of_the_messages_there(root: Path) -> None:
@@ -417,7 +458,7 @@ def test_whether_a_group_catches_up_is_seen_from_when_somebody_looked(monkeypatc
     samples = Samples()
     assert samples.outlook("g") == ""
     for number, lag in enumerate((100, 80, 60)):
-        samples.add(number * 10_000, [{"group": "g", "lag": lag}])
+        samples.add(number * 10_000, [{"group": "g", "lag": lag, "deleted": 0}])
     assert samples.outlook("g") == "caught up in about 30 s"
 
 

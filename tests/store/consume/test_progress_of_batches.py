@@ -330,7 +330,9 @@ def test_a_group_cannot_be_moved_behind_the_end_of_a_queue(root: Path, queue: tu
     end = COUNT if queue == IN else 0
     with MessageStore.open(root, SMALL) as store:
         for offset in (end + 1, end + 300):
-            with pytest.raises(OffsetOutOfRangeError, match=rf"found offset {offset} .* allowed is 0 to {end}") as caught:
+            with pytest.raises(
+                OffsetOutOfRangeError, match=rf"found offset {offset} .* allowed is 0 to {end}"
+            ) as caught:
                 append(store, {"g": {queue: offset}})
             assert (caught.value.queue_offset, caught.value.max) == (offset, end)
         assert store.max_offset("out", 0) == 0

@@ -12,7 +12,7 @@ from messagestore.inspect import operator
 from messagestore.spi import duration_s
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking
-from pyspark_messagestore.words import time_ms
+from pyspark_messagestore.words import expired_fields, time_ms
 
 PLACE = 340
 PANEL = "Care"
@@ -99,20 +99,7 @@ def _hours(option: str, text: str) -> float:
 
 def _show(expired: ExpiredFiles, *, done: bool, as_json: bool) -> None:
     if as_json:
-        out.json_line(
-            {
-                "deleted": done,
-                "segments": list(expired.segments),
-                "size": expired.size,
-                "messages": expired.message_count,
-                "queueFiles": expired.queue_file_count,
-                "indexFiles": expired.index_file_count if done else None,
-                "minOffset": expired.min_offset,
-                "kept": expired.kept or None,
-                "restated": [{"app": app_id, "version": version} for app_id, version in expired.restated],
-                "unreadGroups": list(expired.unread_groups),
-            }
-        )
+        out.json_line(expired_fields(expired, done=done))
         return
 
     verb = "deleted" if done else "would delete"

@@ -34,7 +34,7 @@ def status(
     folders = [path_of(folder) for folder in checkpoint or ()]
     with out.waiting("looking through the store"), opened(root, store_config) as store:
         report = status_report(store.view("status"), facts_of(store, folders))
-    faults, findings = report["faults"], [Finding(**finding) for finding in report["findings"]]
+    faults, findings = report["faults"], [Finding(*finding.values()) for finding in report["findings"]]
     if as_json:
         out.json_line(report)
     else:
