@@ -35,6 +35,8 @@ from pyspark_messagestore.cli import output as out
 
 AGAIN_S = 10.0
 """After an error that passes, the next round comes so late, as in RocketMQ."""
+_TRY_S = 1.0
+"""How long one try for the store lasts."""
 _LOOK_S = 0.5
 """A signal may come to another thread while one for a lease waits for the main thread, which then nothing wakes."""
 _STUCK_S = 3600.0
@@ -49,12 +51,17 @@ class Service:
     ----------
     name : str
     work : callable
-        One round. It returns the time until the next one, in seconds.
+        One round. It returns the time until the next one, in seconds. It waits for other writers as `impatient` says,
+        so that a service which is told to end does not wait for them.
+    patience_s : float
+        For how long rounds are tried while another writer holds the store, before somebody is told.
     """
 
-    def __init__(self, name: str, work: Callable[[], float]) -> None:
+    def __init__(self, name: str, work: Callable[[], float], patience_s: float) -> None:
         self.name = name
         self._work = work
+        self._patience_s = patience_s
+        self._locked_since_s: float | None = None
         self.error: BaseException | None = None
         """What ended it."""
         self.trouble = ""
@@ -91,16 +98,25 @@ class Service:
             ends.set()
 
     def _round(self) -> float:
+        begun_s = time.monotonic()
         try:
             pause_s = self._work()
         except (StoreError, OSError) as error:
             if not _passes(error):
                 raise
             self.trouble = str(error)
+            if isinstance(error, StoreLockedError):
+                self._locked_since_s = self._locked_since_s or begun_s
+                if time.monotonic() - self._locked_since_s < self._patience_s:
+                    return 0.0
+                self.trouble = (
+                    f"{error.path}: still locked by {error.holder} after {self._patience_s:g} s. It is tried again. "
+                    "Stop the process that holds it, or allow more time (lockTimeout; on the command line --wait)"
+                )
             # The same damage is met in every round; the words for a full disk have numbers that change.
             reason = self.trouble if isinstance(error, CorruptionError) else type(error).__name__
             if reason != self._told and self.trouble not in self.damage:
-                out.note(f"messagestore: {self.name}: {error}")
+                out.note(f"messagestore: {self.name}: {self.trouble}")
             if isinstance(error, CorruptionError):
                 self.damage.add(self.trouble)
             self._told = reason
@@ -108,7 +124,13 @@ class Service:
         if self._told and self.trouble not in self.damage:
             out.note(f"messagestore: {self.name}: goes on")
         self._told = self.trouble = ""
+        self._locked_since_s = None
         return pause_s
+
+
+def impatient(settings: StoreConfig, config: StoreConfig) -> StoreConfig:
+    """What was given of the settings, for the rounds of services, which try again and again."""
+    return config.replace(lock_timeout=f"{min(_TRY_S, settings.lock_timeout_s):g}s")
 
 
 def _passes(error: StoreError | OSError) -> bool:

@@ -196,6 +196,8 @@ class Assignment:
             if queue not in ends and cursor.position:
                 raise self._reader.went_back(cursor, 0)
 
+        if not self._has_looked:
+            self._beginning.begin(self._ends.topics)
         if self.looked_s - self._balanced_s > _BALANCE_S or self._known != ends.keys():
             self._balance(ends.keys())
         self._has_looked = True

@@ -26,15 +26,21 @@ _log = logging.getLogger(__name__)
 class Beginning:
     """Makes the cursors of queues that a worker gets.
 
+    A group begins in its topics once, in all their queues, whichever of its workers comes first. A queue is made when
+    its first message is put: where the group has begun, a queue without progress is newer, and nothing in it is
+    skipped. With a pattern, that counts for topics, too.
+
     Parameters
     ----------
     view : StoreView
     progress : GroupProgress
         The group's progress, which decides wherever there is one.
     start : str or int
-        Where the group begins in other queues, as `start_of` gives it.
+        Where the group begins, as `start_of` gives it.
+    grows : bool
+        A pattern finds the topics: a group that has begun in one of them has begun in those that are made later.
     record : callable
-        Records a beginning that nobody could find again.
+        Records a beginning that nobody could find again, in topics in which the group has none.
     """
 
     def __init__(
@@ -43,12 +49,33 @@ class Beginning:
         progress: GroupProgress,
         start: str | int,
         record: Callable[[Mapping[Queue, int]], None],
+        *,
+        grows: bool,
     ) -> None:
         self._view = view
         self._progress = progress
         self._start = start
         self._record = record
+        self._grows = grows
+        self._begun: dict[Queue, int] = {}
         self._retry_topic = retry_topic(progress.group)
+
+    def begin(self, topics: Iterable[str]) -> None:
+        """Begin in all queues of topics in which the group has no progress, and of which it may not read all."""
+        if self._start in (EARLIEST, COMMITTED):
+            return
+        begun_before = self._progress.topics()
+        if self._grows and begun_before and self._start == LATEST:
+            return
+        self._view.refresh()
+        for topic in sorted(set(topics) - begun_before - {self._retry_topic}):
+            for queue_id in self._view.queue_ids(topic) or [0]:
+                queue = (topic, queue_id)
+                self._begun[queue] = self._view.max_offset(*queue) if self._start == LATEST else self._first(queue)
+        if self._grows and not self._begun:
+            self._begun[self._retry_topic, 0] = 0  # the pattern has found nothing yet, and the group has begun
+        if self._begun:
+            self._record(self._begun)
 
     def cursors(self, queues: Iterable[Queue], *, created_since: bool) -> list[Cursor]:
         """Cursors for queues that are this worker's from now on.
@@ -62,7 +89,7 @@ class Beginning:
         Raises
         ------
         ConfigError
-            `start` is "committed", and the group has no progress in a queue.
+            `start` is "committed", and the group has no progress in a topic.
         CorruptionError
             The progress cannot be read.
         """
@@ -70,34 +97,31 @@ class Beginning:
         if not new:
             return []
         committed = self._progress.committed({topic for topic, _ in new})
+        begun_topics = {self._retry_topic, *(topic for topic, _ in committed)}
         self._view.refresh()  # another worker may have committed messages that came since the last look
-        begun: dict[Queue, int] = {}
         cursors = []
         for queue in new:
-            low, high = self._view.min_offset(*queue), self._view.max_offset(*queue)
-            if queue not in committed:
-                begun[queue] = low if created_since else self._first(queue, low, high)  # all it has is newer
-                cursors.append(Cursor(queue, begun[queue], -1))
-            else:
+            if queue in committed:
+                low, high = self._view.min_offset(*queue), self._view.max_offset(*queue)
                 cursors.append(Cursor(queue, self._corrected(queue, committed[queue], low, high), committed[queue]))
-        if begun and self._start != EARLIEST:
-            self._record(begun)
+                continue
+            if self._start == COMMITTED and not created_since and queue[0] not in begun_topics:
+                raise ConfigError(
+                    f"start: found 'committed', but group {self._progress.group!r} has no progress in {queue[0]!r}; "
+                    "allowed for a group that begins are 'earliest', 'latest' or a time",
+                    key="start",
+                    value=self._start,
+                )
+            # What was begun is among what is committed, unless a broker holds the store.
+            position = self._begun[queue] if queue in self._begun else self._first(queue)
+            cursors.append(Cursor(queue, position, -1))
         return cursors
 
-    def _first(self, queue: Queue, low: int, high: int) -> int:
-        """Where the group begins in a queue in which it has no progress."""
-        if self._start == EARLIEST or queue[0] == self._retry_topic:
-            return low
-        if self._start == LATEST:
-            return high
-        if isinstance(self._start, int):
+    def _first(self, queue: Queue) -> int:
+        """Where the group reads a queue all of which it may read."""
+        if isinstance(self._start, int) and queue[0] != self._retry_topic:
             return query.queue_offset_by_time(self._view, *queue, self._start)
-        raise ConfigError(
-            f"start: found 'committed', but group {self._progress.group!r} has no progress in queue {queue[1]} of "
-            f"{queue[0]!r}; allowed for a group that begins are 'earliest', 'latest' or a time",
-            key="start",
-            value=self._start,
-        )
+        return self._view.min_offset(*queue)
 
     def _corrected(self, queue: Queue, committed: int, low: int, high: int) -> int:
         right = corrected(committed, low, high)

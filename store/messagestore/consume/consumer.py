@@ -28,7 +28,7 @@ from messagestore.consume.cursor import Cursor, Mark
 from messagestore.consume.messages import ConsumedMessage
 from messagestore.consume.positions import Positions
 from messagestore.consume.progress import EARLIEST, GroupProgress, Queue
-from messagestore.consume.queue_reader import QueueReader, tags_of
+from messagestore.consume.queue_reader import QueueReader
 from messagestore.errors import ConfigError, OffsetOutOfRangeError, StoreClosedError, StoreLockedError
 from messagestore.files.disk import Disk
 from messagestore.files.group_locks import GroupLocks
@@ -173,7 +173,8 @@ class Consumer:
         check_group(group)
         wanted = Topics(topics, pattern, group)
         begin_at = start_of(start)
-        passed_tags = tags_of(tags)
+        named = arguments.tags(tags)
+        passed_tags = None if named is None else frozenset(named)
         self._orderly = arguments.true_or_false("orderly", orderly)
         self._auto_commit = arguments.true_or_false("auto_commit", auto_commit)
         self._auto_commit_s = arguments.seconds("auto_commit_interval", auto_commit_interval)
@@ -196,7 +197,7 @@ class Consumer:
             wanted,
             self._locks,
             self._reader,
-            Beginning(self._view, self._progress, begin_at, self._record_beginning),
+            Beginning(self._view, self._progress, begin_at, self._record_beginning, grows=wanted.pattern is not None),
             gained=self._tell_assigned,
             leaving=self._before_leaving,
             lost=self._tell_revoked,
@@ -385,7 +386,7 @@ class Consumer:
 
     def _record_beginning(self, begun: Mapping[Queue, int]) -> None:
         try:
-            self._progress.commit(begun)
+            self._progress.commit(begun, first=True)
         except StoreLockedError as error:
             self._tell_of_broker(error)
 

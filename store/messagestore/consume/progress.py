@@ -25,8 +25,6 @@ from messagestore.read.group_offsets import add_progress, group_offsets
 from messagestore.read.view import StoreView
 
 Queue = tuple[str, int]
-_TIMEOUT_S = 30.0
-"""How long a commit waits for those of others: many workers may commit at once on a slow disk."""
 
 
 class GroupProgress:
@@ -58,8 +56,17 @@ class GroupProgress:
             (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, self.group).items()
         }
 
-    def commit(self, offsets: Mapping[Queue, int]) -> None:
+    def topics(self) -> set[str]:
+        """The topics in which the group has an offset, read now."""
+        return set(group_offsets(self._view).topics(self.group))
+
+    def commit(self, offsets: Mapping[Queue, int], *, first: bool = False) -> None:
         """Write the next offsets of some queues; they are on the disk when this returns.
+
+        Parameters
+        ----------
+        first : bool
+            Only of topics in which the group has none.
 
         Raises
         ------
@@ -74,8 +81,9 @@ class GroupProgress:
             self.group,
             offsets,
             files.disk,
-            _TIMEOUT_S,
+            files.config.lock_timeout_s,
             durable=True,
+            first=first,
             pending=lambda table: add_progress(self._view, table),
         )
 

@@ -6,12 +6,10 @@ Threads: that of the consumer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from messagestore.consume.cursor import Cursor
 from messagestore.consume.messages import Block, Returns
 from messagestore.errors import OffsetOutOfRangeError, StoreWentBackwardsError
-from messagestore.format import arguments
 from messagestore.format.javahash import java_hash
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.read import queue_records
@@ -19,7 +17,6 @@ from messagestore.read.view import StoreView
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 1024 * 1024
-_ANY_TAG = "*"
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +29,7 @@ class QueueReader:
     group : str
         The consumer group, for errors and warnings.
     tags : frozenset of str | None
-        The tags to hand out, as `tags_of` gives them.
+        The tags to hand out; None: all messages.
     returns : Returns
         The consumer, which takes messages back.
     """
@@ -105,13 +102,3 @@ class QueueReader:
             f"are gone or are others; the queue ends at {end}. It was made again, or the store was restored. Close "
             f"this consumer and open another one, which continues where the group is, or begins with `seek`"
         )
-
-
-def tags_of(tags: object) -> frozenset[str] | None:
-    """The tags to hand out; None: all messages."""
-    if tags is None or tags == _ANY_TAG:
-        return None
-    words = tags.split("||") if isinstance(tags, str) else tags
-    if not isinstance(words, Iterable) or not (named := tuple(words)):
-        raise arguments.refused("tags", tags, "one tag, several with ' || ' between them, or a list of tags")
-    return frozenset(arguments.text("tags", word).strip() for word in named)

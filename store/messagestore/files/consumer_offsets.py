@@ -190,6 +190,7 @@ def publish_offsets(
     *,
     own: bool = False,
     durable: bool = False,
+    first: bool = False,
     pending: Callable[[ConsumerOffsets], object] | None = None,
 ) -> None:
     """Record how far a group has read; other groups, topics and queues in the file stay as they are.
@@ -204,6 +205,8 @@ def publish_offsets(
         The group is one of the broker's own.
     durable : bool
         Write and sync the file also if it has these offsets: a call that wrote them may have failed before its sync.
+    first : bool
+        Leave out topics in which the group has an offset already: another worker was faster.
     pending : callable | None
         Adds to the table what BATCH records of the log move on, because what is published comes after them.
 
@@ -238,6 +241,9 @@ def publish_offsets(
         if pending is not None:
             table.load()
             pending(table)
+        if first:
+            table.load()
+            by_topic = {topic: of_topic for topic, of_topic in by_topic.items() if not table.get(topic, group)}
         for topic, of_topic in by_topic.items():
             table.update(topic, group, of_topic, own=own)
         table.save()

@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from messagestore.errors import ConfigError
@@ -168,3 +168,25 @@ def _is_utf8(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def tags(value: object) -> tuple[str, ...] | None:
+    """Tags of which a message is to have one, also as RocketMQ writes them, `"UA || AA"`; None: all messages.
+
+    Raises
+    ------
+    ConfigError
+        The argument names no tag, or `*` beside tags.
+    """
+    allowed = "one tag, several with ' || ' between them, a list of tags, or '*' alone for all messages"
+    words = value.split("||") if isinstance(value, str) else value
+    if words is None:
+        return None
+    if not isinstance(words, Iterable) or isinstance(words, Mapping):
+        raise refused("tags", value, allowed)
+    named = tuple(dict.fromkeys(text("tags", word).strip() for word in words))
+    if named == ("*",):
+        return None
+    if not named or not all(named) or "*" in named:
+        raise refused("tags", value, allowed)
+    return named

@@ -99,6 +99,15 @@ class Scan:
 
         for topic in named:
             check_readable_queue(topic, 0)
+        bounds = _bound("start", start), _bound("end", end)
+        for name, bound in zip(("start", "end"), bounds, strict=True):
+            if isinstance(bound, Mapping) and pattern is None and (others := {topic for topic, _ in bound} - {*named}):
+                raise ConfigError(
+                    f"{name}: found an offset in {', '.join(sorted(others))}; allowed are the topics that are read: "
+                    f"{', '.join(named)}",
+                    key=name,
+                    value=bound,
+                )
         names = _CORE if columns is None else arguments.names("columns", columns, _NAMES)
 
         if filter is not None:
@@ -108,9 +117,8 @@ class Scan:
         return cls(
             named,
             pattern,
-            _bound("start", start),
-            _bound("end", end),
-            None if tags is None else _texts("tags", tags),
+            *bounds,
+            arguments.tags(tags),
             None if keys is None else _texts("keys", keys),
             FrameProjection.named(names),
             FrameProjection.named([*names, *also]),

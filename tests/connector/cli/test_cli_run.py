@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -178,6 +179,16 @@ def held_up(tmp_path: Path, *arguments: object) -> Iterator[subprocess.Popen[str
         process.communicate()
 
 
+def has_open(process: subprocess.Popen[str], path: Path) -> bool:
+    """Whether a process has a file open."""
+    folder = Path(f"/proc/{process.pid}/fd")
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            if (folder / name).readlink() == path:
+                return True
+    return False
+
+
 def complaint(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
     return process.stderr.readline()
@@ -211,6 +222,24 @@ def test_a_writer_that_holds_the_store_for_long_is_said_once_and_waited_for(
         told(process, DELIVERED)
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("command", [("run", "--without", "metrics"), ("deliver",)], ids=["run", "deliver"])
+def test_it_ends_when_it_is_told_to_although_another_writer_holds_the_store(
+    root: Path, config: Path, command: tuple[str, ...]
+) -> None:
+    """It ended only when its wait for the store was over: half a minute, and systemd kills what takes too long."""
+    with MessageStore.open(root, SETTINGS):
+        process = start(*command, root, "--store-config", config, "--wait", "1h")
+        try:
+            while not has_open(process, root / "spark" / "writer.lock"):
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_a_broker_ends_it(root: Path, config: Path) -> None:

@@ -162,7 +162,13 @@ def late(root: Path) -> None:
         ("lost-messages", deleted, FAULT, r"group slow has not read \d+ messages of t that retention", "keep messages"),
         ("beyond-the-end", beyond, WARNING, r"group far is 2 messages beyond the end of t", "group reset-offset"),
         ("nothing-written", late, WARNING, "nothing was written for 3 hours", "look whether the writers run"),
-        ("group-late", late, WARNING, r"group lazy is 1 message behind in t, .* has waited for 3 hours", "messagestore lag"),
+        (
+            "group-late",
+            late,
+            WARNING,
+            r"group lazy is 1 message behind in t, .* has waited for 3 hours",
+            "messagestore lag",
+        ),
     ],
 )
 def test_a_store_that_is_not_well(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,7 @@ from messagestore.files.disk import Disk
 from messagestore.format.gathered import Gathered
 from messagestore.read import queue_records
 from messagestore.read.view import StoreView
-from small import SMALL
+from small import SMALL, ClockDisk
 
 T0, T1 = ("t", 0), ("t", 1)
 BROKER = (
@@ -58,6 +59,10 @@ def consumer(root: Path, **given: Any) -> Consumer:
     return Consumer(
         root, given.pop("group", "g"), given.pop("topics", () if "pattern" in given else "t"), config=SMALL, **given
     )
+
+
+def polled(reader: Consumer) -> list[ConsumedMessage]:
+    return [message for messages in reader.poll().values() for message in messages]
 
 
 def bodies(found: dict[tuple[str, int], list[ConsumedMessage]]) -> dict[tuple[str, int], list[int]]:
@@ -210,11 +215,108 @@ def test_a_group_begins_where_start_says(tmp_path: Path) -> None:
         wanted = store.queue_offset_by_time("t", 0, stored_ms)
     with Consumer(tmp_path, "latest", "t", start="latest", config=SMALL) as reader:
         assert reader.position(T0) == 3
-    for number, time in enumerate((stored_ms, datetime.fromtimestamp(stored_ms / 1000, UTC))):
-        with Consumer(tmp_path, f"time{number}", "t", start=time, config=SMALL) as reader:
+    for number, at in enumerate((stored_ms, datetime.fromtimestamp(stored_ms / 1000, UTC))):
+        with Consumer(tmp_path, f"time{number}", "t", start=at, config=SMALL) as reader:
             assert reader.position(T0) == wanted
-    with pytest.raises(ConfigError, match="group 'g' has no progress in queue 0 of 't'; allowed"):
+    with pytest.raises(ConfigError, match="group 'g' has no progress in 't'; allowed"):
         consumer(tmp_path, start="committed")
+
+
+@pytest.mark.parametrize("before", ["a message", "a topic without messages", "nothing"])
+@pytest.mark.parametrize("start", ["latest", "committed"])
+def test_a_queue_that_is_made_while_the_group_is_away_is_read_from_its_first_message(
+    tmp_path: Path, before: str, start: str
+) -> None:
+    """A queue is made when its first message is put, and the group began behind it: the message was skipped."""
+    with MessageStore.open(tmp_path, SMALL) as store:
+        if before == "a message":
+            store.put_message(Message("t", b"old", queue_id=0))
+        elif before == "a topic without messages":
+            store.create_topic("t", 4)
+    with consumer(tmp_path, start="latest") as reader:
+        assert polled(reader) == []
+    with MessageStore.open(tmp_path, SMALL) as store:
+        for queue_id in range(4):
+            store.put_message(Message("t", b"%d" % queue_id, queue_id=queue_id))
+    with consumer(tmp_path, start=start) as reader:
+        assert sorted(message.body for message in polled(reader)) == [b"%d" % queue_id for queue_id in range(4)]
+
+
+@pytest.mark.parametrize("before", ["a topic", "none"])
+def test_a_topic_of_a_pattern_that_is_made_while_the_group_is_away_is_read_from_its_first_message(
+    tmp_path: Path, before: str
+) -> None:
+    put(tmp_path, 2, topic="t" if before == "a topic" else "other")
+    with consumer(tmp_path, pattern="t.*", start="latest") as reader:
+        assert reader.poll() == {}
+    put(tmp_path, 2, topic="tt")
+    with consumer(tmp_path, pattern="t.*", start="latest") as reader:
+        assert bodies(reader.poll(10)) == {("tt", 0): [0, 1]}
+
+
+def test_two_workers_of_a_pattern_begin_at_one_place(tmp_path: Path) -> None:
+    """Each gets one of the topics, and neither reads what was there before."""
+    for topic in ("t0", "t1"):
+        put(tmp_path, 2, topic=topic)
+    with (
+        consumer(tmp_path, pattern="t.*", start="latest") as first,
+        consumer(tmp_path, pattern="t.*", start="latest") as second,
+    ):
+        until_s = time.monotonic() + 60
+        while not second.assignment() and time.monotonic() < until_s:
+            assert first.poll() == second.poll() == {}
+        assert second.poll() == {}
+
+
+def test_workers_that_come_while_queues_are_made_skip_none_with_latest(tmp_path: Path) -> None:
+    """A worker found a new queue that no other one had yet, and began behind its messages."""
+    with MessageStore.open(tmp_path, SMALL) as store, contextlib.ExitStack() as workers:
+        for queue_id in range(4):
+            store.put_message(Message("t", b"old", queue_id=queue_id))
+        readers = [workers.enter_context(consumer(tmp_path, start="latest"))]
+        for queue_id in range(4, 8):
+            store.put_message(Message("t", b"%d" % queue_id, queue_id=queue_id))
+            readers.append(workers.enter_context(consumer(tmp_path, start="latest")))
+        found: list[bytes] = []
+        until_s = time.monotonic() + 60
+        while len(found) < 4 and time.monotonic() < until_s:
+            for reader in readers:
+                found += [message.body for message in polled(reader)]
+                reader.commit()
+    assert sorted(found) == [b"%d" % queue_id for queue_id in range(4, 8)]
+
+
+def test_two_workers_begin_at_one_place(tmp_path: Path) -> None:
+    """The first one begins in all queues, also in those that the second one gets: not at their first messages."""
+    with MessageStore.open(tmp_path, SMALL) as store:
+        for queue_id in range(4):
+            store.put_message(Message("t", b"old", queue_id=queue_id))
+        with consumer(tmp_path, start="latest") as first:
+            for queue_id in range(4):
+                store.put_message(Message("t", b"new", queue_id=queue_id))
+            with consumer(tmp_path, start="latest") as second:
+                first.pause()
+                found: list[ConsumedMessage] = []
+                until_s = time.monotonic() + 60
+                while len(second.assignment()) < 2 and time.monotonic() < until_s:
+                    found += [*polled(first), *polled(second)]
+                first.resume()
+                while len(found) < 4 and time.monotonic() < until_s:
+                    found += [*polled(first), *polled(second)]
+                assert [message.body for message in found] == [b"new"] * 4
+
+
+def test_a_time_is_the_beginning_in_queues_that_are_made_later_too(tmp_path: Path) -> None:
+    clock = ClockDisk(1_700_000_000_000)
+    with MessageStore.open(tmp_path, SMALL, disk=clock) as store:
+        store.put_message(Message("t", b"early", queue_id=0))
+        with consumer(tmp_path, start=clock.now_ms + 1000) as reader:
+            store.put_message(Message("t", b"early", queue_id=1))
+            assert polled(reader) == []
+            clock.now_ms += 1000
+            for queue_id in (0, 1, 2):
+                store.put_message(Message("t", b"late", queue_id=queue_id))
+            assert [message.body for message in polled(reader)] == [b"late"] * 3
 
 
 def test_a_worker_that_died_before_its_first_commit_skips_nothing_with_latest(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from messagestore import CorruptionError, Delivered
+from messagestore import CorruptionError, Delivered, stored_config
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, existing
-from pyspark_messagestore.cli.services import Delivery, Service, run_services, show_left_out, told_to_end
+from pyspark_messagestore.cli.services import Delivery, Service, impatient, run_services, show_left_out, told_to_end
 
 PLACE = 350
 PANEL = "Care"
@@ -28,6 +28,9 @@ def deliver(
     the other work that a store needs.
     """
     path, config, damage = existing(root), config_of(store_config, lock_timeout=wait), set[str]()
+    settings = config.completed(stored_config(path))
+    if not once:
+        config = impatient(settings, config)
     delivery = Delivery(path, config, lambda done: _show(done, as_json=as_json))
     with told_to_end() as ends:
         if once:
@@ -38,7 +41,7 @@ def deliver(
                 damage.add(str(error))
                 out.note(f"messagestore: {error}")
         else:
-            service = Service("delivery", lambda: delivery.deliver() or 0.0)
+            service = Service("delivery", lambda: delivery.deliver() or 0.0, settings.lock_timeout_s)
             damage = service.damage
             run_services([service], ends)
 

@@ -36,7 +36,7 @@ from pyspark_messagestore.cli.app import (
 )
 from pyspark_messagestore.cli.checks import Ask, answered, check_by
 from pyspark_messagestore.cli.endpoint import METRICS_ADDRESS, needed_figures
-from pyspark_messagestore.cli.services import Delivery, Service, run_services, show_left_out, told_to_end
+from pyspark_messagestore.cli.services import Delivery, Service, impatient, run_services, show_left_out, told_to_end
 
 PLACE = 305
 PANEL = "Care"
@@ -104,14 +104,15 @@ def run(
     ask = check_by(check_command, check_url, duration_s("--check-timeout", check_timeout))
     settings = config.completed(stored_config(path))
 
+    patience_s, config = settings.lock_timeout_s, impatient(settings, config)
     done = _Done(path, config, as_json=as_json)
     services = list[Service]()
     shown = list[tuple[str, str]]()
     if Part.DELIVERY not in left_out:
-        services.append(Service("delivery", done.deliver))
+        services.append(Service("delivery", done.deliver, patience_s))
         shown.append(("delivery", "of delayed messages that are due"))
     if Part.RETENTION not in left_out:
-        services.append(Service("retention", done.retain))
+        services.append(Service("retention", done.retain, patience_s))
         hours = out.count_words(settings.file_reserved_time, "hour")
         shown.append(
             (
@@ -124,7 +125,7 @@ def run(
 
     with told_to_end() as ends, contextlib.ExitStack() as stack:
         if ask is not None:
-            checks = Service("half messages", lambda: done.check(ask, ends, checks.alive))
+            checks = Service("half messages", lambda: done.check(ask, ends, checks.alive), patience_s)
             services.append(checks)
             shown.append(("half messages", f"are asked about: {check_command or check_url}"))
 
