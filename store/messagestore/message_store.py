@@ -55,7 +55,6 @@ from messagestore.errors import (
     PutMessageStatus,
     StoreClosedError,
     StoreError,
-    StorePoisonedError,
 )
 from messagestore.files.disk import Disk
 from messagestore.files.store_settings import read_settings
@@ -1404,10 +1403,10 @@ class MessageStore(ReadOnlyStore):
     ) -> None:
         try:
             self.close()
-        except StorePoisonedError as poisoned:
+        except StoreError as failed:
             if error is None:
                 raise
-            error.add_note(f"{poisoned}")  # the caller's own exception, such as KeyboardInterrupt, goes on
+            error.add_note(f"{failed}")  # the caller's own exception goes on: Ctrl-C, or a put that was refused
 
 
 def _close_dropped(attached: AttachedStore, session: Session, followers: list[LogFollower]) -> None:

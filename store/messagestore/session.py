@@ -40,6 +40,7 @@ from messagestore.broker.open_halves import OpenHalves
 from messagestore.errors import (
     ConfigError,
     CorruptionError,
+    NotAStoreError,
     StoreClosedError,
     StoreError,
     StoreFullError,
@@ -585,7 +586,15 @@ class AttachedStore:
             self._watch()
 
     def _take_lock(self, timeout_s: float, description: str) -> None:
-        self._lock.acquire(timeout_s, description=description)
+        try:
+            self._lock.acquire(timeout_s, description=description)
+        except FileNotFoundError as error:
+            pass_on(error)
+            raise NotAStoreError(
+                f"{self.paths.spark}: found no such folder; this process had the store open when it was removed. Put "
+                "it back from a backup, or end all processes that had the store open, and open it again",
+                path=self.paths.root,
+            ) from error
         self._move(PresenceEvent.TAKE)
         if self.writer is not None:
             self.writer.take_turn()

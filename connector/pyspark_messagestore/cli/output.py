@@ -33,6 +33,8 @@ _HEX_LENGTH = 16
 _PIPE_WIDTH = 1000
 _FOLDED_WIDTH, _GAP = 12, 2
 """In a table: text is folded down to this width, and columns have this distance."""
+_LONG = 1000
+"""A table with more rows is laid out without the library."""
 
 
 # ---- messages
@@ -140,6 +142,15 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]],
                 console.print()
             for title, cell in zip(titles, row, strict=True):
                 console.print(title, " " * (name_width - title.cell_len), cell, sep="")
+        return
+
+    if len(cells) > _LONG:  # the library takes nearly a millisecond for a row
+        for row in (titles, *cells):
+            parts = []
+            for text, width, (_, is_number) in zip(row, widest, columns, strict=True):
+                room = " " * (width - text.cell_len)
+                parts.append(room + text.plain if is_number else text.plain + room)
+            stream.write((" " * _GAP).join(parts).rstrip() + "\n")
         return
 
     grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")

@@ -18,14 +18,15 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -43,7 +44,7 @@ from pyspark_messagestore.dashboard.curves import HEIGHT, STRIP_HEIGHT, WIDTH, b
 from pyspark_messagestore.dashboard.guard import LEAST_TOKEN_LENGTH, Guard
 from pyspark_messagestore.dashboard.looks import LOOKS
 from pyspark_messagestore.dashboard.room import OTHERS
-from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_value
+from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_text, json_value
 from pyspark_messagestore.dashboard.taking import FORMATS, as_file, copies
 from pyspark_messagestore.dashboard.trends import span_words
 from pyspark_messagestore.monitoring.health import stores_of
@@ -52,6 +53,7 @@ from pyspark_messagestore.words import command_line, count_words, quoted, shown,
 BODY_SHOWN = 256 << 10
 """The most characters of a body on a page; the file has all of it."""
 _HEX_SHOWN, _HEX_LENGTH = 4096, 16
+_PIECE_SIZE = 64 << 10
 _FAULT = "fault"
 _VIEWS = {
     "verify": "log",
@@ -127,9 +129,23 @@ def app(
         name = os.path.basename(path)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in stores:
             name = f"store-{number}"
-        stores[name] = Stored(name, path, folders, hide_bodies, frozenset(masks), decoder, checks=checks)
+        stores[name] = Stored(
+            name,
+            path,
+            folders,
+            hide_bodies,
+            frozenset(masks),
+            decoder,
+            others=partial(_ids, stores, name),
+            checks=checks,
+        )
     pages = _Pages(stores, checks)
     return Guard(pages.application(), token, hosts, pages.end)
+
+
+def _ids(stores: Mapping[str, Stored], but: str) -> set[str]:
+    """The ids of all stores but one."""
+    return {each for name, stored in stores.items() if name != but for each in stored.ids()} | {""}
 
 
 class _Pages:
@@ -247,7 +263,7 @@ class _Pages:
         except (StoreError, OSError, _NoPageError) as error:
             return self._error(request, stored, error)
         headers = {"Content-Disposition": 'attachment; filename="body.bin"'}
-        return Response(data, media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(_pieces(data), media_type="application/octet-stream", headers=headers)
 
     def download(self, request: Request) -> Response:
         """The messages of a list as a file."""
@@ -263,7 +279,7 @@ class _Pages:
             return self._error(request, stored, error)
         data, kind = as_file(form, found["messages"])
         headers = {"Content-Disposition": f'attachment; filename="messages.{form}"'}
-        return Response(data, media_type=kind, headers=headers)
+        return StreamingResponse(_pieces(data), media_type=kind, headers=headers)
 
     def check(self, request: Request) -> Response:
         """Start or stop the check of a store, and lead back to its page."""
@@ -311,7 +327,7 @@ class _Pages:
 
     def api_stores(self, request: Request) -> Response:  # noqa: ARG002
         """The stores and their findings."""
-        return JSONResponse({"stores": self._reports()})
+        return _Json({"stores": self._reports()})
 
     def api(self, request: Request) -> Response:
         """What a page says."""
@@ -319,16 +335,16 @@ class _Pages:
         try:
             if stored is None or look not in LOOKS:
                 raise _NoPageError(f"There is no such view; there are {', '.join(LOOKS)}.")
-            return JSONResponse(LOOKS[look](stored, dict(request.query_params)))
+            return _Json(LOOKS[look](stored, dict(request.query_params)))
         except (StoreError, OSError, _NoPageError) as error:
-            return JSONResponse({"error": _words(error)}, _status_of(error))
+            return _Json({"error": _words(error)}, _status_of(error))
 
     def health(self, request: Request) -> Response:  # noqa: ARG002
         """200 if no store has a fault, otherwise 503; with the findings."""
         reports = self._reports()
         findings = [{"store": report["name"], **each} for report in reports for each in report["findings"]]
         ill = any(each["severity"] == _FAULT for each in findings)
-        return JSONResponse({"ok": not ill, "findings": findings}, 503 if ill else 200)
+        return _Json({"ok": not ill, "findings": findings}, 503 if ill else 200)
 
     def metrics(self, request: Request) -> Response:  # noqa: ARG002
         """The metrics of all stores, for Prometheus."""
@@ -419,8 +435,22 @@ class _Pages:
         return self._html(request, "error.html", {"store": stored, "error": _words(error)}, _status_of(error))
 
 
+class _Json(JSONResponse):
+    """JSON that every parser takes: what is in a body may be no text, and what a decoder returns no number."""
+
+    def render(self, content: Any) -> bytes:
+        """The bytes."""
+        return json_text(content).encode("utf-8", "backslashreplace")
+
+
 class _NoPageError(Exception):
     """The address leads nowhere."""
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    """A file piece by piece: a client that reads slowly keeps its place among those that are answered at once."""
+    for start in range(0, len(data), _PIECE_SIZE):
+        yield data[start : start + _PIECE_SIZE]
 
 
 def _base(request: Request) -> str:

@@ -455,7 +455,13 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     found |= {"logSize": hits.end - hits.begin, "doneSize": max(0, done_at - hits.begin)}
     if not several:
         none = "No message has this key, UNIQ_KEY or message id."
-        found["note"] = none if hits.go_on is None else "Nothing was found so far."
+        further = none if start is None else "Nothing more was found."
+        found["note"] = further if hits.go_on is None else "Nothing was found so far."
+    elif hits.more:
+        found["command"] = command_line("find", stored.path, **{option: text}, count=10 * FOUND_COUNT)
+        found["note"] = (
+            f"The newest {FOUND_COUNT} messages. Older ones have this key, too: the command below shows more."
+        )
     return found
 
 
@@ -466,6 +472,8 @@ def _at_time(stored: Stored, at_ms: int) -> dict[str, Any]:
     rows = [row for row in rows if row["storeTimestamp"] is not None]
     rows.sort(key=lambda row: (row["storeTimestamp"], row["topic"], row["queueId"]))
     note = "" if rows else f"No message was stored at {time_words(at_ms)} or later."
+    if len(rows) > MOST_COUNT:
+        note = f"The first {MOST_COUNT} of {len(rows):,} queues, those that got a message first."
     return {"kind": "time", "timestamp": at_ms, "places": rows[:MOST_COUNT], "note": note, "faults": faults}
 
 
@@ -504,7 +512,7 @@ def readers(stored: Stored, asked: Asked) -> dict[str, Any]:
     def look() -> tuple[tuple[list[dict[str, Any]], list[str]], int]:
         progress, faults = stored.progress(BATCHES)
         with stored.opened() as store:
-            queries = [found for each in progress if (found := _query(store, each, now_ms)) is not None]
+            queries = [found for each in progress if (found := _query(stored, store, each, now_ms)) is not None]
         return (queries, faults), sum(len(query["rows"]) for query in queries)
 
     queries, faults = stored.kept.get("queries", look)
@@ -530,9 +538,9 @@ def readers(stored: Stored, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _query(store: StoreReader, progress: Progress, now_ms: int) -> dict[str, Any] | None:
+def _query(stored: Stored, store: StoreReader, progress: Progress, now_ms: int) -> dict[str, Any] | None:
     """How far a query is behind and was behind; None if it reads another store."""
-    query = query_of(store, progress)
+    query = query_of(store, progress, others=stored.others)
     if not query.rows and not query.refused:
         return None
     points = lag_history(store, progress, now_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -103,6 +104,8 @@ class Stored:
         Names of properties, and of fields of JSON bodies at any depth, whose values do not leave the server.
     decoder : Decoder | None
         Shows bodies that are not text.
+    others : callable
+        The ids of the other stores, to which a query may belong.
     samples : Samples
     checks : Checks
         The checks of every byte that were started from a page, of all stores.
@@ -114,6 +117,7 @@ class Stored:
     hides_bodies: bool = False
     masks: frozenset[str] = frozenset()
     decoder: Decoder | None = None
+    others: Callable[[], set[str]] = lambda: {""}
     samples: Samples = field(default_factory=Samples)
     checks: Checks = field(default_factory=Checks)
 
@@ -180,7 +184,7 @@ class Stored:
             readable, faults = self.progress()
             rows = operator.overall(self.path, CONFIG)
             with self.opened() as store:
-                facts = facts_of(store, [each.path for each in readable], rows["figures"])
+                facts = facts_of(store, [each.path for each in readable], rows["figures"], self.others)
             groups = facts.figures["groups"]
             self.samples.add(facts.now_ms, groups)
             facts = replace(facts, faults=[*facts.faults, *faults], group_histories=self.samples.histories())
@@ -298,10 +302,26 @@ def masked(value: Any, names: Collection[str]) -> Any:
     return [masked(each, names) for each in value] if isinstance(value, list) else value
 
 
+def json_text(value: Any) -> str:
+    """A value as JSON. What is no number is text: `NaN` and `Infinity` are no JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_with_numbers(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_numbers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _decoded(decoder: Decoder, message: MessageExt) -> tuple[Any, str]:
     """What a decoder makes of a message, as a value for JSON, and what went wrong."""
     try:
         value = decoder(message)
         return None if value is None else json.loads(json.dumps(value, default=str)), ""
-    except Exception as error:  # noqa: BLE001 - it is the user's, and any of its faults belongs to this message only
+    except BaseException as error:  # noqa: BLE001 - it is the user's, and any of its faults belongs to this message only
         return None, f"the decoder failed with {type(error).__name__}: {error}"

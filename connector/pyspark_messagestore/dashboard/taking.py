@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pyspark_messagestore.dashboard.stored import Stored
+from pyspark_messagestore.dashboard.stored import Stored, json_text
 from pyspark_messagestore.words import command_line, time_ms, time_words
 
 FORMATS = ("jsonl", "parquet")
@@ -105,7 +104,7 @@ def as_file(form: str, messages: Iterable[Mapping[str, Any]]) -> tuple[bytes, st
     """Messages as JSON lines or as a Parquet file, and the type of the file."""
     rows = [{name: value for name, value in each.items() if name != "cells"} for each in messages]
     if form == "jsonl":
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(json_text(row) + "\n" for row in rows)
         return text.encode("utf-8", "backslashreplace"), "application/x-ndjson"
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -113,9 +112,14 @@ def as_file(form: str, messages: Iterable[Mapping[str, Any]]) -> tuple[bytes, st
     for row in rows:
         for name in ("properties", "systemProperties", "decoded"):
             if name in row:
-                row[name] = json.dumps(row[name], ensure_ascii=False)
+                row[name] = json_text(row[name])
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pa.table({name: [row.get(name) for row in rows] for name in names})
+    table = pa.table({name: [_storable(row.get(name)) for row in rows] for name in names})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return sink.getvalue().to_pybytes(), "application/vnd.apache.parquet"
+
+
+def _storable(value: Any) -> Any:
+    """Text as Arrow takes it: half of a pair of surrogates is written out."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

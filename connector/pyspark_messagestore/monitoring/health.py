@@ -169,13 +169,20 @@ class Rule:
     lasts: str = "5m"
 
 
-def facts_of(store: StoreReader, checkpoints: Sequence[str] = (), looked: Report | None = None) -> Facts:
+def facts_of(
+    store: StoreReader,
+    checkpoints: Sequence[str] = (),
+    looked: Report | None = None,
+    others: Callable[[], set[str]] = lambda: {""},
+) -> Facts:
     """Look at a store, and at the queries whose checkpoints are given.
 
     Parameters
     ----------
     looked : Report | None
         The view `figures`, if somebody has just looked at it.
+    others : callable
+        As for `query_of`.
 
     Raises
     ------
@@ -183,7 +190,10 @@ def facts_of(store: StoreReader, checkpoints: Sequence[str] = (), looked: Report
         A checkpoint cannot be read.
     """
     (figures,), faults = store.view("figures") if looked is None else looked
-    queries = [_with_history(store, query_of(store, read_progress(folder)), figures["nowMs"]) for folder in checkpoints]
+    queries = [
+        _with_history(store, query_of(store, read_progress(folder), others=others), figures["nowMs"])
+        for folder in checkpoints
+    ]
     topics = [row["topic"] for row in figures["topics"] if row["topic"].startswith("%DLQ%") and row["messages"]]
     rows = store.offsets(topics, figures["nowMs"] - 24 * HOUR_MS)[0] if topics else []
     dead: dict[str, int] = {}
@@ -226,17 +236,26 @@ def stores_of(progress: Progress) -> set[str]:
     return {offset.store_id for offset in planned if offset is not None}
 
 
-def query_of(store: StoreReader, progress: Progress, only: Queue | None = None) -> Query:
+def query_of(
+    store: StoreReader,
+    progress: Progress,
+    only: Queue | None = None,
+    others: Callable[[], set[str]] = lambda: {""},
+) -> Query:
     """How far a query is behind in a store; no row if it reads another one.
 
     Parameters
     ----------
     only : (str, int) | None
         Look at one queue: its row, if the query reads it, has `topic`, `queueId` and `committedOffset`.
+    others : callable
+        The ids of other stores that somebody looks at: a query that reads none of all is refused by this one, which
+        may be in the place of the one that it has read.
     """
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
-    batch, own, stores = progress.committed, ids_of(store), stores_of(progress)
+    batch, here, stores = progress.committed, store.describe([]), stores_of(progress)
+    own = {here.store_id, *here.ancestors, ""}
     for fields in () if batch is None or batch.fault else batch.offsets:
         offset = stream_offset(fields)
         if offset is None:
@@ -252,7 +271,11 @@ def query_of(store: StoreReader, progress: Progress, only: Queue | None = None) 
         except StoreError as error:
             faults = [str(error)]
         refused += faults
-    return Query(progress, rows, refused, elsewhere=bool(stores) and stores.isdisjoint(own))
+    elsewhere = bool(stores) and stores.isdisjoint(own)
+    if elsewhere and stores.isdisjoint(others()):
+        names = ", ".join(sorted(stores))
+        refused.append(f"it reads store {names}, and this is {here.store_id or 'a store without an id'}")
+    return Query(progress, rows, refused, elsewhere=elsewhere)
 
 
 def findings_of(facts: Facts) -> list[Finding]:

@@ -329,7 +329,9 @@ def no_access(error: PermissionError, path: str) -> StorePermissionError:
 
     if root is not None:
         owner = os.stat(root)
-        if status is not None and (status.st_uid, os.geteuid()) == (0, owner.st_uid):
+        if status is not None and status.st_uid == os.geteuid() and not status.st_mode & 0o200:
+            reason += f". Run: chmod u+rwX {at}"
+        elif status is not None and (status.st_uid, os.geteuid()) == (0, owner.st_uid):
             reason += f". Run: sudo chown -R {owner.st_uid}:{owner.st_gid} {root}"
         else:
             may_read = status is not None and os.access(at, os.R_OK, effective_ids=True)

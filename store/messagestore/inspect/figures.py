@@ -28,7 +28,8 @@ def figures_of(view: StoreView, looked: Looked | None = None) -> dict[str, Any]:
     files, now_ms = view.files, view.files.disk.time_ns() // 1_000_000
     looked = looked or Looked(view)
     queues = looked.places(faults)
-    begin = files.commit_log.head(files.commit_log.min_offset) if len(files.commit_log.offsets) else None
+    log = files.commit_log
+    begin = view.healed(lambda: log.head(log.min_offset) if len(log.offsets) else None)
 
     topics: dict[str, dict[str, Any]] = {}
     for (topic, _), (low, high, end) in queues.items():
@@ -75,7 +76,7 @@ def figures_of(view: StoreView, looked: Looked | None = None) -> dict[str, Any]:
 def _app_figures(view: StoreView, app_id: str, entries: list[JournalEntry]) -> dict[str, Any]:
     batches = [entry for entry in entries if not entry.start]
     last = max(batches, key=lambda entry: entry.version, default=None)
-    head = None if last is None else view.files.commit_log.head(last.physical_offset)
+    head = None if last is None else view.healed(lambda: view.files.commit_log.head(last.physical_offset))
     return {
         "app": app_id,
         "lastVersion": None if last is None else last.version,

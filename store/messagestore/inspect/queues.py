@@ -123,7 +123,7 @@ def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tup
 def store_time(view: StoreView, topic: str, queue_id: int, offset: int) -> int | None:
     """When the message at a queue offset below the queue's end was stored; None if its record is gone."""
     units = view.units(topic, queue_id, offset, offset + 1)
-    head = view.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+    head = view.healed(lambda: view.files.commit_log.head(int(units["physical_offset"][0]))) if len(units) else None
     return None if head is None else int(head["store_timestamp_ms"])
 
 
@@ -141,15 +141,13 @@ def segments_of(view: StoreView) -> list[dict[str, Any]]:
     log = view.files.commit_log
     log.load()
 
-    rows = []
-    for start in log.offsets:
+    def row(start: int) -> dict[str, Any]:
         head = log.head(start)
-        rows.append(
-            {
-                "file": log.path(start),
-                "firstPhysicalOffset": start,
-                "endPhysicalOffset": start + log.segment_size,
-                "firstStoreTimestamp": None if head is None else int(head["store_timestamp_ms"]),
-            }
-        )
-    return rows
+        return {
+            "file": log.path(start),
+            "firstPhysicalOffset": start,
+            "endPhysicalOffset": start + log.segment_size,
+            "firstStoreTimestamp": None if head is None else int(head["store_timestamp_ms"]),
+        }
+
+    return view.healed(lambda: [row(start) for start in log.offsets])

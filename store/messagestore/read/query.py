@@ -297,6 +297,8 @@ class KeySearch:
         The physical offset at which a further search begins; None: all was searched.
     begin, end : int
         The physical offsets of the part of the log that there is to search, by the index or without it.
+    more : bool
+        There are, or may be, older messages with the key.
     """
 
     messages: list[MessageExt]
@@ -304,6 +306,7 @@ class KeySearch:
     go_on: int | None
     begin: int
     end: int
+    more: bool
 
 
 def search_key(view: StoreView, key: str, *, max_count: int, max_size: int, start: int | None = None) -> KeySearch:
@@ -340,14 +343,15 @@ def _search_key(view: StoreView, key: str, max_count: int, max_size: int, start:
             size += run_end - position
             position = run_end
 
-    found = deque[MessageExt](maxlen=max_count)
+    found, matches = deque[MessageExt](maxlen=max_count), 0
     for physical_offset in sorted(hit for hit in hits if files.commit_log.min_offset <= hit < limit):
         message = _message_at(view, physical_offset)
         if message is None or message.topic not in topics or not (key == message.unique_key or key in message.keys):
             continue
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_ROLLBACK:
             found.append(message)
-    return KeySearch(list(found), size, go_on, min(files.commit_log.min_offset, limit), limit)
+            matches += 1
+    return KeySearch(list(found), size, go_on, min(files.commit_log.min_offset, limit), limit, matches > max_count)
 
 
 def _look_up(

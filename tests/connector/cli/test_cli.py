@@ -786,6 +786,23 @@ def test_a_put_that_is_stored_is_no_failure_because_the_disk_is_full(
     assert [text.rsplit("|  ")[1] for text in lines(run("tail", root, "t", "--count", 2))] == ["late", "later"]
 
 
+def test_a_put_that_does_not_fit_says_so_although_the_store_cannot_be_closed_either(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the error of the close was shown: "nothing is lost", of a message that was not stored."""
+
+    def full(*_: object) -> None:
+        raise StoreFullError("commitlog: no room for the message", path="commitlog", needed=357, free=0)
+
+    def fails(*_: object) -> None:
+        raise StoreFullError("state: nothing is lost", path="state", needed=1, free=0)
+
+    monkeypatch.setattr(MessageStore, "put_message", full)
+    monkeypatch.setattr(MessageStore, "close", fails)
+    words = error("put", root, "t", "x", code=2)
+    assert words.index("no room for the message") < words.index("nothing is lost")
+
+
 def test_a_put_that_does_not_fit_is_a_failure(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise StoreFullError("commitlog: no room", path="commitlog", needed=357, free=0)

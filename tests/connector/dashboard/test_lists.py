@@ -373,6 +373,53 @@ def test_the_command_below_a_search_finds_the_same(client: Client) -> None:
         assert (row["queueId"], row["queueOffset"]) == (hit["queueId"], hit["queueOffset"]) == (1, 2)
 
 
+def test_a_search_with_more_hits_than_a_page_says_so(tmp_path: Path) -> None:
+    """It showed 64 of 1,239 messages as if they were all."""
+    with MessageStore.open(tmp_path / "store", SMALL) as store:
+        for number in range(looks.FOUND_COUNT + 1):
+            store.put_message(Message("t", b"%d" % number, queue_id=0, keys=("k", f"k{number}")))
+    client = Client(app([tmp_path / "store"]))
+    found = client("/api/v1/s/store/search?q=k").json
+    assert len(found["messages"]) == looks.FOUND_COUNT and "Older ones have this key, too" in found["note"]
+    assert len(objects(run(*shlex.split(found["command"])[1:], "--json"))) == looks.FOUND_COUNT + 1
+    assert client("/api/v1/s/store/search?q=k1").json["note"] == ""
+    after = client(f"/api/v1/s/store/search?q=k1&after={found['messages'][-1]['physicalOffset']}").json
+    assert after["note"] == "Nothing more was found."
+
+
+@pytest.mark.parametrize("body", ['{"s": "\\ud800"}', '{"s": 1e999}', '{"s": NaN}'])
+def test_what_is_no_json_is_shown_as_text(tmp_path: Path, body: str) -> None:
+    """Half of a pair of surrogates, and what is no number, ended in a server error."""
+    with MessageStore.open(tmp_path / "store", SMALL) as store:
+        store.put_message(Message("t", body.encode(), queue_id=0))
+
+    def decoder(_: MessageExt) -> Any:
+        return {"whole": json.loads(body), "none": float("nan")}
+
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    for client in (Client(app([tmp_path / "store"])), Client(app([tmp_path / "store"], decoder=decoder))):
+        for look in ("recent?topic=t&columns=s,whole", "message?topic=t&queue=0&offset=0", "messages?topic=t&queue=0"):
+            answer = client(f"/api/v1/s/store/{look}")
+            assert answer.status == 200
+            json.loads(answer.body, parse_constant=refuse)
+            assert client(f"/s/store/{look}").status == 200
+        for form in ("jsonl", "parquet"):
+            assert client(f"/s/store/download?topic=t&format={form}").status == 200
+
+
+def test_a_decoder_that_wants_to_end_the_program_is_a_fault_of_its_message(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "store", SMALL) as store:
+        store.put_message(Message("t", b"x", queue_id=0))
+
+    def decoder(_: MessageExt) -> Any:
+        raise SystemExit(3)
+
+    found = Client(app([tmp_path / "store"], decoder=decoder))("/api/v1/s/store/recent?topic=t").json
+    assert "SystemExit" in found["messages"][0]["bodyFault"]
+
+
 def test_an_address_that_says_too_little_or_too_much(client: Client) -> None:
     """An empty search says what can be asked; a store's own address leads to its first page."""
     assert "Type a key, a UNIQ_KEY" in page(client, "/s/store/search?q=").words

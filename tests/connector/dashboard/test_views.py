@@ -4,6 +4,7 @@ is kept until the store changes.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import os
@@ -24,8 +25,10 @@ from checkpoints import checkpoint, offset
 from crash.imitate import Process, another_boot
 from dashboard_client import Client, page
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore
+from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.inspect import operator
+from messagestore.spi.local import LOCAL_STORES
 from pyspark_messagestore.dashboard import app, kept, room, work
 from pyspark_messagestore.dashboard.asked import MOST_COUNT
 from pyspark_messagestore.dashboard.stored import Samples, Stored
@@ -381,6 +384,25 @@ def test_what_retention_has_deleted_is_before_no_message(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("view", ["figures", "segments", "status"])
+def test_retention_beside_a_look_is_no_fault(root: Path, monkeypatch: pytest.MonkeyPatch, view: str) -> None:
+    """The first segment went between the look at the folder and the look into the file: /healthz said 503."""
+    with MessageStore.open(root, SMALL) as store:
+        for body in bodies(60, 1000):
+            assert store.put_message(Message("t", body, queue_id=0)).is_ok
+    head, late = CommitLog.head, [True]
+
+    def delete_first(log: CommitLog, physical_offset: int) -> Any:
+        if late and late.pop():
+            (root / "commitlog" / f"{log.min_offset:020d}").unlink()
+            raise FileNotFoundError(2, "No such file or directory", str(root / "commitlog"))
+        return head(log, physical_offset)
+
+    monkeypatch.setattr(CommitLog, "head", delete_first)
+    with contextlib.closing(LOCAL_STORES.reader(str(root), SMALL)) as reader:
+        assert reader.view(view)[1] == []
+
+
 def test_a_query_that_lost_messages_to_retention_is_a_finding(tmp_path: Path) -> None:
     """Only groups were: the page said "caught up" of a query that had lost all it had not read."""
     root = tmp_path / "kept"
@@ -419,6 +441,12 @@ def test_a_query_is_asked_about_the_store_that_it_reads(root: Path, tmp_path: Pa
 
     assert refused(root, other) == {str(other): "0.0"}
     assert refused(root) == {str(root): "1.0"}, "the store that it reads is not there: this one is in its place"
+    found = Client(app([root], [folder]))
+    assert [each["rule"] for each in found("/healthz").json["findings"]] == ["query-refuses"]
+    assert f"{folder}" in page(found, "/s/store/readers").words and "it reads store" in page(found, "/").words
+    both = Client(app([root, other], [folder]))
+    assert both("/healthz").json["findings"] == []
+    assert "No checkpoint of a query that reads this store" in page(both, "/s/store/readers").words
 
 
 def test_a_place_beyond_the_end_of_its_queue_says_nothing_of_the_messages_there(root: Path) -> None:
