@@ -22,8 +22,10 @@ from messagestore import Consumer, Message, MessageStore, ProgressConflictError,
 from messagestore.batches.progress import Move
 from messagestore.broker import retention
 from messagestore.consume.assignment import Assignment
+from messagestore.consume.beginning import Beginning
 from messagestore.consume.cursor import Cursor
 from messagestore.consume.progress import GroupProgress
+from messagestore.files.consume_queue import ConsumeQueue
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.group_locks import GroupLocks
 from messagestore.log import group_progress
@@ -234,7 +236,63 @@ def retried_and_committed(root: Path, verdict: Verdict) -> None:
     expect(verdict, root, 0)
 
 
+def made_while_away(root: Path, verdict: Verdict) -> None:
+    """A group begins with "latest", and ends. The first message of another queue comes, and one of another topic."""
+
+    def handed(pattern: str) -> set[bytes]:
+        with Consumer(root, f"latest-{len(pattern)}", pattern=pattern, start="latest", config=SMALL) as consumer:
+            return {message.body for messages in consumer.poll().values() for message in messages}
+
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("wide", b"old", queue_id=0))
+    if handed("wide") or handed("wide|later"):
+        verdict.misread.append('"latest" begins before the end')
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("wide", b"queue", queue_id=3))
+        store.put_message(Message("later", b"topic", queue_id=0))
+    verdict.lost += [f"message {body!r}" for body in {b"queue"} - handed("wide")]
+    verdict.lost += [f"message {body!r}" for body in {b"queue", b"topic"} - handed("wide|later")]
+
+
+def orderly_by_itself(root: Path, verdict: Verdict) -> None:
+    """An orderly worker commits by itself, at its end: the next message of a queue comes with the next call."""
+    with Consumer(root, pipes.GROUP, pipes.IN, config=SMALL, orderly=True, auto_commit=True) as consumer:
+        handed = [message.body for _ in range(6) for found in consumer.poll().values() for message in found]
+    verdict.lost += [f"message {number}" for number in range(6) if b"%d" % number not in handed]
+
+
+def beyond_the_end(root: Path, verdict: Verdict) -> None:
+    """A batch names an offset that the queue does not have yet."""
+    with MessageStore.open(root, SMALL) as store:
+        with contextlib.suppress(StoreError):
+            append(store, {pipes.GROUP: {_QUEUE: 8}})
+        for number in range(6, 10):
+            store.put_message(Message(pipes.IN, b"%d" % number, queue_id=0))
+    with Consumer(root, pipes.GROUP, pipes.IN, config=SMALL) as consumer:
+        handed = [message.body for found in consumer.poll().values() for message in found]
+    verdict.lost += [f"message {number}" for number in range(6, 10) if b"%d" % number not in handed]
+
+
 # ---- the bugs
+
+
+def _at_the_end(_: Any) -> Any:
+    """A queue that was made later is read from its end, as those that were there."""
+
+    def first(beginning: Beginning, queue: tuple[str, int]) -> int:
+        return beginning._view.max_offset(*queue)
+
+    return first
+
+
+def _any_offset(real: Any) -> Any:
+    """Where a queue ends is not asked for."""
+
+    def moved_on(move: Move, group: str, offsets: Any) -> Any:
+        with mock.patch.object(ConsumeQueue, "end", return_value=1 << 40):
+            return real(move, group, offsets)
+
+    return moved_on
 
 
 def _carries_nothing(real: Any) -> Any:
@@ -403,6 +461,30 @@ MUTANTS = (
         patched(Cursor, "done", lambda _: property(lambda cursor: cursor.position)),
         "scenes of pipes",
         scene(retried_and_committed),
+    ),
+    Mutant(
+        "a queue that is made later is read from its end",
+        patched(Beginning, "_first", _at_the_end),
+        "scenes of pipes",
+        scene(made_while_away),
+    ),
+    Mutant(
+        "a group begins anew in a topic that is made later",
+        patched(GroupProgress, "topics", lambda _: lambda progress: set()),
+        "scenes of pipes",
+        scene(made_while_away),
+    ),
+    Mutant(
+        "an orderly consumer that commits by itself keeps its message",
+        without(Cursor, "let_go"),
+        "scenes of pipes",
+        scene(orderly_by_itself),
+    ),
+    Mutant(
+        "a batch moves a group behind the end of a queue",
+        patched(Move, "_moved_on", _any_offset),
+        "scenes of pipes",
+        scene(beyond_the_end),
     ),
     Mutant(
         "a cancelled poll keeps its messages",

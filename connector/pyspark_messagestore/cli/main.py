@@ -131,7 +131,7 @@ class _Notes(logging.Handler):
 
 def main() -> None:
     """Run the command line."""
-    logging.basicConfig(level=logging.WARNING, handlers=[_Notes()])
+    logging.basicConfig(level=logging.WARNING, handlers=[_Notes()], format="messagestore: %(message)s")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # for a terminal without UTF-8
     app(prog_name="messagestore")

@@ -338,6 +338,9 @@ class Consumer:
     def send_back(self, message: ConsumedMessage, delay_level: int | None) -> bool:
         """What `ConsumedMessage.retry` does."""
         with self._used():
+            delays_ms = self._view.files.config.delays_ms
+            if delay_level is not None:
+                delay_level = arguments.whole_number("delay_level", delay_level, 1, len(delays_ms))
             if not self._orderly:
                 self._sent_back(message, delay_level, None)
                 return False
@@ -351,9 +354,7 @@ class Consumer:
                     value=message,
                 )
 
-            delays_ms = self._view.files.config.delays_ms
-            level = 1 if delay_level is None else arguments.whole_number("delay_level", delay_level, 1, len(delays_ms))
-            cursor.held_until_s = time.monotonic() + (1.0 if delay_level is None else delays_ms[level - 1] / 1000)
+            cursor.held_until_s = time.monotonic() + (1.0 if delay_level is None else delays_ms[delay_level - 1] / 1000)
             return True
 
     def bury(self, message: ConsumedMessage, reason: str | None) -> None:

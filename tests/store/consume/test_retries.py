@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from messagestore import ConfigError, ConsumedMessage, Consumer, Message, MessageIllegalError, MessageStore
+from messagestore import ConfigError, ConsumedMessage, Consumer, Message, MessageStore
 from small import SMALL
 
 CONFIG = SMALL.replace(message_delay_level="1s 1s 1s")
@@ -89,8 +89,9 @@ def test_a_dead_letter_says_why(root: Path, reason: str | None) -> None:
 def test_a_wrong_return_has_its_sentence(root: Path) -> None:
     with consumer(root) as reader:
         message = polled(reader)[0]
-        with pytest.raises(MessageIllegalError, match="delay level: found '1'; allowed is None, or a whole number"):
-            message.retry("1")  # type: ignore[arg-type]
+        for level in ("1", 0, -1, 19):
+            with pytest.raises(ConfigError, match=r"delay_level: found .*; allowed is a whole number from 1 to"):
+                message.retry(level)  # type: ignore[arg-type]
         for reason in ("", 3):
             with pytest.raises(ConfigError, match="reason: found"):
                 message.dead_letter(reason)  # type: ignore[arg-type]
