@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -714,3 +715,13 @@ def test_a_handler_of_the_users_is_left_alone(tmp_path: Path) -> None:
     before = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
     assert worker_that_ends(root, "os.kill(os.getpid(), signal.SIGTERM)", before) == 5
     assert not (root / "abort").exists()  # at the end of a Python program
+
+
+def test_a_store_whose_own_folder_is_removed_under_an_attached_process_is_no_store(tmp_path: Path) -> None:
+    """What should only be a StoreError came as FileNotFoundError."""
+    MessageStore.open(tmp_path, SMALL).close()
+    with attached_store(tmp_path).writing("query"):
+        pass
+    shutil.rmtree(tmp_path / "spark")
+    with pytest.raises(NotAStoreError, match="found no such folder; this process had the store open when it was removed"):
+        MessageStore.open(tmp_path, SMALL)
