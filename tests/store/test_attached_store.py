@@ -723,5 +723,7 @@ def test_a_store_whose_own_folder_is_removed_under_an_attached_process_is_no_sto
     with attached_store(tmp_path).writing("query"):
         pass
     shutil.rmtree(tmp_path / "spark")
-    with pytest.raises(NotAStoreError, match="found no such folder; this process had the store open when it was removed"):
+    with pytest.raises(
+        NotAStoreError, match="found no such folder; this process had the store open when it was removed"
+    ):
         MessageStore.open(tmp_path, SMALL)

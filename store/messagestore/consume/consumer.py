@@ -93,9 +93,9 @@ class Consumer:
         Instead of `topics`: a regular expression. All topics whose whole name matches it are read, also those that are
         created later, and until they are deleted; retry, dead-letter and system topics are not.
     start : str, int or datetime
-        Where to begin in a queue in which the group has no progress: "earliest", the first message; "latest", behind
+        Where to begin in a topic in which the group has no progress: "earliest", the first message; "latest", behind
         the last; a time, as milliseconds since 1970 or a datetime with a time zone: the first message that was stored
-        then or later. "committed" refuses such a queue.
+        then or later. "committed" refuses such a topic. A queue that is made later is read from its first message.
     tags : str or sequence of str | None
         Only messages with one of these tags, also as RocketMQ writes it: `"UA || AA"`. The others count as read.
     orderly : bool

@@ -42,9 +42,16 @@ def get(url: str, path: str, **headers: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_pages_are_served_until_a_signal(root: Path, tmp_path: Path, stop: signal.Signals) -> None:
+def test_pages_are_served_until_a_signal(
+    root: Path, tmp_path: Path, stop: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token comes from a file, or from the environment."""
     (tmp_path / "token").write_text(f"{TOKEN}\n")
-    with start("dashboard", root, "--listen", "127.0.0.1:0", "--token-file", tmp_path / "token") as process:
+    given: list[object] = ["--token-file", tmp_path / "token"]
+    if stop == signal.SIGTERM:
+        given = []
+        monkeypatch.setenv("MESSAGESTORE_DASHBOARD_TOKEN", TOKEN)
+    with start("dashboard", root, "--listen", "127.0.0.1:0", *given) as process:
         try:
             assert process.stdout is not None and process.stderr is not None
             url = process.stdout.readline().strip()
@@ -127,12 +134,18 @@ def test_below_the_path_of_a_proxy_every_link_has_it(root: Path) -> None:
 def test_an_address_that_others_reach_needs_a_token(root: Path) -> None:
     said = error("dashboard", root, "--listen", "0.0.0.0:8097", code=2)
     assert "can be reached from other hosts, and there is no token" in said and "--token-file" in said
+    assert "MESSAGESTORE_DASHBOARD_TOKEN" in said
 
 
 @pytest.mark.parametrize("text", ["", "two words", "line\nline", "\u00fc" * 20, "x" * 5000])
-def test_a_file_without_a_token_is_refused(root: Path, tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_token_is_refused(
+    root: Path, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "token").write_text(text)
     assert "does not hold one token" in error("dashboard", root, "--token-file", tmp_path / "token", code=2)
+    if text and "\u00fc" not in text:
+        monkeypatch.setenv("MESSAGESTORE_DASHBOARD_TOKEN", text)
+        assert "MESSAGESTORE_DASHBOARD_TOKEN does not hold one token" in error("dashboard", root, code=2)
 
 
 def test_what_cannot_be_done_is_one_sentence(root: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ PLACE = 172
 PANEL = "Care"
 
 _ADDRESS = "127.0.0.1:8097"
+_TOKEN = "MESSAGESTORE_DASHBOARD_TOKEN"
 _MOST_TOKEN_SIZE = 4096
 
 
@@ -115,11 +116,12 @@ def dashboard(
         ) from None
 
     host, port = _address(listen)
-    token = _token(token_file) if token_file else ""
+    token = _token(token_file)
     if not token and not no_token and not _is_loopback(host):
         raise ConfigError(
             f"--listen: {listen} can be reached from other hosts, and there is no token. Give the file with one as "
-            f"--token-file, listen on {_ADDRESS}, or say --no-token if whoever reaches it may read all messages",
+            f"--token-file, or the token as {_TOKEN} in the environment, listen on {_ADDRESS}, or say --no-token if "
+            "whoever reaches it may read all messages",
             key="--listen",
             value=listen,
         )
@@ -224,13 +226,19 @@ def _listening(host: str, port: int, text: str) -> socket.socket:
 
 
 def _token(path: str) -> str:
-    with open(path, "rb") as file:
-        data = file.read(_MOST_TOKEN_SIZE + 1)
+    """The token in a file, or else in the environment; empty if there is none."""
+    if path:
+        with open(path, "rb") as file:
+            data, where = file.read(_MOST_TOKEN_SIZE + 1), f"--token-file: {os.path.abspath(path)}"
+    else:
+        data, where = os.environb.get(_TOKEN.encode(), b""), _TOKEN
+        if not data:
+            return ""
     token = data.decode("ascii", "replace").strip()
     if len(data) > _MOST_TOKEN_SIZE or not token.isascii() or not token.isprintable() or " " in token or not token:
         raise ConfigError(
-            f"--token-file: {os.path.abspath(path)} does not hold one token; allowed is one line of ASCII characters "
-            "without blanks, such as `openssl rand -hex 32` writes",
+            f"{where} does not hold one token; allowed is one line of ASCII characters without blanks, such as "
+            "`openssl rand -hex 32` writes",
             key="--token-file",
         )
     return token
