@@ -43,7 +43,7 @@ FOUND_COUNT = 64
 FILTER_SIZE = 64 << 20
 """The most bytes of records that one look through a topic reads; the answer says where to go on."""
 RELATED_SIZE = 8 << 20
-"""The most bytes of the log without an index that are searched for a message's retries."""
+"""The most bytes of the log without an index that are searched for a message's retries, and for the one before it."""
 DAY_MS, POINTS, BATCHES = 86_400_000, 96, 100
 _LEAST_POINTS, _MOST_SEEKS = 12, 20_000
 """A topic with very many queues has fewer points, as each is a search in each queue."""
@@ -309,25 +309,23 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         at = raw.physical_offset
         batches = [row for row in stored.rows("batches")[0] if row["physicalOffset"] <= at < row["endPhysicalOffset"]]
         readers, faults = _readers_of(stored, store, (name, queue_id), offset, low, high)
+        near = store.places({(name, queue_id): offset})[name, queue_id].physical_offset if offset > low else None
     fields = stored.fields(raw, offset, plain="plain" in asked)
     try:
         behind = operator.message_at(stored.path, raw.physical_offset + raw.size)
+        if near is None:
+            near = operator.log_range(stored.path)[0]
+        ahead = operator.message_before(stored.path, at, near) if near < at <= near + RELATED_SIZE else None
     except (StoreError, OSError) as error:
-        behind = None
-        faults.append(f"what is behind it in the log cannot be read: {error}")
+        ahead = behind = None
+        faults.append(f"its neighbours in the log cannot be read: {error}")
     found = {
         "message": fields,
         "compressed": bool(raw.sys_flag & SYS_FLAG_COMPRESSED),
         "previous": offset - 1 if offset > low else None,
         "next": offset + 1 if offset + 1 < high else None,
-        "nextInLog": None
-        if behind is None
-        else {
-            "topic": behind.topic,
-            "queueId": behind.queue_id,
-            "queueOffset": behind.queue_offset,
-            "inQueue": behind.physical_offset in _in_queues(stored, [behind]),
-        },
+        "previousInLog": _neighbour(stored, ahead),
+        "nextInLog": _neighbour(stored, behind),
         "batch": batches[0] if batches else None,
         "readers": readers,
         "faults": faults,
@@ -336,6 +334,17 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
     found["related"] = related
     faults += more
     return found
+
+
+def _neighbour(stored: Stored, message: MessageExt | None) -> dict[str, Any] | None:
+    if message is None:
+        return None
+    return {
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "inQueue": message.physical_offset in _in_queues(stored, [message]),
+    }
 
 
 def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], list[str], int | None]:

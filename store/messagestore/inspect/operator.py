@@ -34,6 +34,7 @@ from messagestore.inspect.verify import Finding, VerifyReport, verify
 from messagestore.inspect.views import overall_of
 from messagestore.log.remembered import corrected
 from messagestore.log.store_files import FIXED, Identity, Paths, config_of_records, looks_like_store
+from messagestore.log.walk import Depth, Walk
 from messagestore.read.group_offsets import group_offsets
 from messagestore.read.query import KeySearch, look_message_by_offset, search_key
 from messagestore.read.view import StoreView
@@ -58,6 +59,7 @@ __all__ = [
     "is_open",
     "log_range",
     "message_at",
+    "message_before",
     "overall",
     "search",
     "settings",
@@ -417,6 +419,32 @@ def message_at(path: str, physical_offset: int) -> MessageExt | None:
     """
     with _view(path, None) as view:
         return look_message_by_offset(view, physical_offset)
+
+
+def message_before(path: str, physical_offset: int, start: int) -> MessageExt | None:
+    """The message before a physical offset in the log; None if no visible record begins there.
+
+    Parameters
+    ----------
+    start : int
+        Where a record begins before it; the log is read from there.
+
+    Raises
+    ------
+    CorruptionError
+        The record before it is damaged.
+    """
+    with _view(path, None) as view:
+        view.refresh()
+
+        def last() -> int | None:
+            found = None
+            for run in Walk(view.files.commit_log, start, physical_offset, Depth.FRAMING):
+                found = run.physical_offset + int(run.starts[-1]) if len(run.starts) else found
+            return found
+
+        before = view.healed(last)
+        return None if before is None else look_message_by_offset(view, before)
 
 
 def dump(

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 import urllib.parse
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,17 @@ def test_a_message_knows_its_neighbours_and_its_batch(client: Client) -> None:
     assert (found["previous"], found["next"]) == (4, 6)
     assert (found["batch"]["app"], found["batch"]["version"]) == ("job", 7)
     assert found["nextInLog"] == {"topic": "t", "queueId": 0, "queueOffset": 6, "inQueue": True}
+    assert "Before it in the log: t/1 @3" in page(client, "/s/store/message?topic=t&queue=0&offset=4").words
+
+    # Ten puts in two queues by turns.
+    places = [(number % 2, number // 2) for number in range(10)]
+    for (before, place), behind in zip(pairwise([None, *places]), [*places[1:], None], strict=True):
+        queue_id, offset = place or (0, 0)
+        found = client(f"/api/v1/s/store/message?topic=t&queue={queue_id}&offset={offset}").json
+        for name, neighbour in (("previousInLog", before), ("nextInLog", behind)):
+            if neighbour is not None:
+                assert (found[name]["queueId"], found[name]["queueOffset"]) == neighbour
+        assert before is not None or found["previousInLog"] is None
     last = client("/api/v1/s/store/message?topic=orders&queue=0&offset=0").json
     assert (last["previous"], last["next"], last["nextInLog"], last["batch"]) == (None, None, None, None)
 
@@ -207,7 +219,7 @@ def test_a_message_is_shown_though_the_one_behind_it_is_damaged(client: Client, 
         file.write(b"\1")  # the size of its topic
     found = client("/api/v1/s/store/message?topic=t&queue=1&offset=6").json
     assert (found["message"]["keys"], found["nextInLog"]) == (["late3"], None)
-    assert "what is behind it in the log cannot be read" in str(found["faults"])
+    assert "its neighbours in the log cannot be read" in str(found["faults"])
 
 
 def test_a_form_keeps_what_was_typed_as_it_is(client: Client) -> None:
