@@ -193,6 +193,9 @@ def _finish(root: str, point: Point, config: StoreConfig, disk: Disk) -> None:
         for topic in sorted(writer.files.queue_names().keys() - point.queues.keys()):
             delete_topic(writer, topic)
     store.detach()
+    recoveries = Paths(root).recoveries
+    if disk.exists(recoveries):
+        disk.unlink(recoveries)  # nothing went wrong: the index and `state` are not in a backup
     report = verify(root, config, disk=disk)
     if not report.ok:
         first = report.findings[0]

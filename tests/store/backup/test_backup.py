@@ -30,6 +30,7 @@ from messagestore.backup import Point, back_up, points, prune, restore, restorin
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.disk import Disk, File
 from messagestore.files.writer_lock import WriterLock
+from messagestore.inspect import operator
 from messagestore.inspect.verify import verify
 from small import SMALL, bodies, columns, filled, read_all
 
@@ -76,6 +77,7 @@ def test_a_backup_beside_a_session_is_a_store_again_with_another_id(places: Plac
 
     places.restore()
     assert verify(places.restored).ok
+    assert operator.status(places.restored, SMALL)["recoveries"] == [], "nothing went wrong"
     with MessageStore.open(places.restored, SMALL) as store:
         assert store.report is not None
         assert store.report.reason == "clean"
