@@ -23,7 +23,7 @@ LARGE_COUNT = 500
 """From so many rows on, a look takes so long that an older one is shown meanwhile."""
 LARGE_KEPT_S, AGAIN_S, _SHARE = 60.0, 2.0, 10
 """How old it may be, and after how long somebody looks again: ten times as long as the look took, or longer."""
-_MOST_KEPT = 64
+_MOST_KEPT = 512
 
 
 class _Entry:
