@@ -52,3 +52,10 @@ def test_the_commands_of_the_guides_exist() -> None:
             command = verbs.get(" ".join(words[:2]), verbs[words[0]])
             options = {option for each in command.params for option in each.opts}
             assert {word for word in line.split() if word.startswith("--")} <= options, line
+
+
+def test_what_a_busy_machine_makes_of_spark_has_its_line() -> None:
+    """PySpark gives its own worker ten seconds, and its error names neither the cause nor the cure."""
+    lines = (README.parent / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8").splitlines()
+    (line,) = (line for line in lines if "Python worker failed to connect back" in line)
+    assert "CANNOT_OPEN_SOCKET" in line and "so busy" in line and "Start the query again" in line

@@ -331,7 +331,8 @@ class SourceOptions(BrokerOptions):
         "true",
         "Bodies that a RocketMQ client compressed (zlib, lz4, zstd) are decompressed, up to 64 MiB each. `false`: "
         "bodies as they are stored, and a column `sysFlag`, whose lowest bit says which of them are compressed. The "
-        "sink refuses such rows, since nobody could read them. Not with `rowFormat=kafka`, which has no such column.",
+        "sink refuses such rows, since nobody could read them, as long as they have this column. Not with "
+        "`rowFormat=kafka`, which has no such column.",
     )
     contents: str = option(
         "view",
