@@ -71,7 +71,7 @@ class Beginning:
         for topic in sorted(set(topics) - begun_before - {self._retry_topic}):
             for queue_id in self._view.queue_ids(topic) or [0]:
                 queue = (topic, queue_id)
-                self._begun[queue] = self._view.max_offset(*queue) if self._start == LATEST else self._first(queue)
+                self._begun[queue] = self._view.max_offset(*queue) if self._start == LATEST else self._by_time(queue)
         if self._grows and not self._begun:
             self._begun[self._retry_topic, 0] = 0  # the pattern has found nothing yet, and the group has begun
         if self._begun:
@@ -118,10 +118,17 @@ class Beginning:
         return cursors
 
     def _first(self, queue: Queue) -> int:
-        """Where the group reads a queue all of which it may read."""
-        if isinstance(self._start, int) and queue[0] != self._retry_topic:
-            return query.queue_offset_by_time(self._view, *queue, self._start)
+        """Where the group reads a queue that was made after it has begun in the topic.
+
+        A time that is still to come counts where this consumer began with it. Another one may have begun earlier.
+        """
+        if isinstance(self._start, int) and any(queue[0] == topic for topic, _ in self._begun):
+            return self._by_time(queue)
         return self._view.min_offset(*queue)
+
+    def _by_time(self, queue: Queue) -> int:
+        assert isinstance(self._start, int)
+        return query.queue_offset_by_time(self._view, *queue, self._start)
 
     def _corrected(self, queue: Queue, committed: int, low: int, high: int) -> int:
         right = corrected(committed, low, high)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ def test_a_group_begins_where_start_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["a message", "a topic without messages", "nothing"])
-@pytest.mark.parametrize("start", ["latest", "committed"])
+@pytest.mark.parametrize("start", ["latest", "committed", "now"])
 def test_a_queue_that_is_made_while_the_group_is_away_is_read_from_its_first_message(
     tmp_path: Path, before: str, start: str
 ) -> None:
@@ -233,12 +233,16 @@ def test_a_queue_that_is_made_while_the_group_is_away_is_read_from_its_first_mes
             store.put_message(Message("t", b"old", queue_id=0))
         elif before == "a topic without messages":
             store.create_topic("t", 4)
-    with consumer(tmp_path, start="latest") as reader:
+
+    def now() -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=1)  # behind all that is there
+
+    with consumer(tmp_path, start=now() if start == "now" else "latest") as reader:
         assert polled(reader) == []
     with MessageStore.open(tmp_path, SMALL) as store:
         for queue_id in range(4):
             store.put_message(Message("t", b"%d" % queue_id, queue_id=queue_id))
-    with consumer(tmp_path, start=start) as reader:
+    with consumer(tmp_path, start=now() if start == "now" else start) as reader:
         assert sorted(message.body for message in polled(reader)) == [b"%d" % queue_id for queue_id in range(4)]
 
 
