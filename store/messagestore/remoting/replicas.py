@@ -105,8 +105,11 @@ class Replicas:
         return self._address
 
     def _choose(self) -> None:
-        broker = self.client.brokers(within_s=STAY_S).get(self.name) or self.client.brokers().get(self.name)
-        if broker is None:
+        broker = self.client.brokers(within_s=STAY_S).get(self.name)
+        if broker is None or not broker.addresses:  # a name server may keep the name of a broker that has gone
+            broker = self.client.brokers().get(self.name)
+        if broker is None or not broker.addresses:
+            self.client.forget_brokers()
             raise StoreUnavailableError(
                 f"broker {self.name}: the name servers {self.client.name_servers} do not know it. Is it down?"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -832,3 +833,26 @@ def test_all_is_asked_for_again_after_a_connection_broke(broker: Broker, store: 
     assert store.ends(["t"], found).queues == {QUEUE: 201, ("t", 1): 2}
     assert len(looks(broker)) == 2
     assert not last.is_there(store.prove_last(last.position, last.size))
+
+
+def test_a_broker_of_which_the_name_servers_keep_only_the_name_is_waited_for(
+    broker: Broker, store: StoreReader
+) -> None:
+    """One that was killed and comes back has no address for a moment. It was an IndexError, which ended a copy."""
+    assert store.ends(["t"]).queues[QUEUE] == 200
+    breaks, gone = [True], [True, True]
+
+    def fault(request: Frame) -> bytes | None:
+        if request.code == codes.PULL_MESSAGE and breaks:
+            breaks.pop()
+            return b""
+        if request.code == codes.GET_BROKER_CLUSTER_INFO and not breaks and gone:
+            gone.pop()
+            row = {"brokerName": NAME, "cluster": "c", "brokerAddrs": {}}
+            return answer(request, body=json.dumps({"brokerAddrTable": {NAME: row}}).encode())
+        return None
+
+    broker.fault = fault
+    assert bodies(store) == [b"%d" % number for number in range(200)]
+    assert not breaks
+    assert not gone
