@@ -143,9 +143,10 @@ def app(
     return Guard(pages.application(), token, hosts, pages.end)
 
 
-def _ids(stores: Mapping[str, Stored], but: str) -> set[str]:
-    """The ids of all stores but one."""
-    return {each for name, stored in stores.items() if name != but for each in stored.ids()} | {""}
+def _ids(stores: Mapping[str, Stored], but: str) -> set[str] | None:
+    """The ids of all stores but one; None if one of them cannot be read, to which any query may belong."""
+    known = [stored.ids() for name, stored in stores.items() if name != but]
+    return None if None in known else set().union(*(ids for ids in known if ids is not None))
 
 
 class _Pages:
@@ -352,13 +353,15 @@ class _Pages:
         from pyspark_messagestore.monitoring.metrics import StoreCollector
 
         families: dict[str, Any] = {}
-        own = {stored.name: stored.ids() for stored in self._stores.values()}
+        own = {stored.name: stored.ids() or set() for stored in self._stores.values()}
+        all_known = all(own.values())
         for stored in self._stores.values():
             # A query that reads none of the stores refuses those that are there: one of them was replaced.
             readable = [
                 each.path
                 for each in stored.progress()[0]
-                if (read := stores_of(each)) & own[stored.name] or read.isdisjoint(set().union(*own.values()))
+                if (read := stores_of(each)) & own[stored.name]
+                or (all_known and read.isdisjoint(set().union(*own.values())))
             ]
             for family in StoreCollector(stored.path, readable, StoreConfig(message_index_enable=False)).collect():
                 known = families.setdefault(family.name, family)

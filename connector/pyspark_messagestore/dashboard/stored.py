@@ -105,7 +105,7 @@ class Stored:
     decoder : Decoder | None
         Shows bodies that are not text.
     others : callable
-        The ids of the other stores, to which a query may belong.
+        The ids of the other stores, to which a query may belong; None: not all are known.
     samples : Samples
     checks : Checks
         The checks of every byte that were started from a page, of all stores.
@@ -117,7 +117,7 @@ class Stored:
     hides_bodies: bool = False
     masks: frozenset[str] = frozenset()
     decoder: Decoder | None = None
-    others: Callable[[], set[str]] = lambda: {""}
+    others: Callable[[], set[str] | None] = set
     samples: Samples = field(default_factory=Samples)
     checks: Checks = field(default_factory=Checks)
 
@@ -149,13 +149,13 @@ class Stored:
         """What was found lately."""
         return Kept(self.path, self.checkpoints)
 
-    def ids(self) -> set[str]:
-        """The ids by which queries may know the store; none if it cannot be read."""
+    def ids(self) -> set[str] | None:
+        """The ids by which queries may know the store; None: it cannot be read."""
         try:
             with self.opened() as store:
                 return ids_of(store)
         except (StoreError, OSError):
-            return set()
+            return None
 
     def facts(self) -> Facts:
         """What the rules of `health` look at; a checkpoint that cannot be read is a fault."""

@@ -173,7 +173,7 @@ def facts_of(
     store: StoreReader,
     checkpoints: Sequence[str] = (),
     looked: Report | None = None,
-    others: Callable[[], set[str]] = lambda: {""},
+    others: Callable[[], set[str] | None] = set,
 ) -> Facts:
     """Look at a store, and at the queries whose checkpoints are given.
 
@@ -240,7 +240,7 @@ def query_of(
     store: StoreReader,
     progress: Progress,
     only: Queue | None = None,
-    others: Callable[[], set[str]] = lambda: {""},
+    others: Callable[[], set[str] | None] = set,
 ) -> Query:
     """How far a query is behind in a store; no row if it reads another one.
 
@@ -250,12 +250,11 @@ def query_of(
         Look at one queue: its row, if the query reads it, has `topic`, `queueId` and `committedOffset`.
     others : callable
         The ids of other stores that somebody looks at: a query that reads none of all is refused by this one, which
-        may be in the place of the one that it has read.
+        may be in the place of the one that it has read. None: not all ids are known.
     """
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
-    batch, here, stores = progress.committed, store.describe([]), stores_of(progress)
-    own = {here.store_id, *here.ancestors, ""}
+    batch, own, stores = progress.committed, ids_of(store), stores_of(progress)
     for fields in () if batch is None or batch.fault else batch.offsets:
         offset = stream_offset(fields)
         if offset is None:
@@ -272,9 +271,10 @@ def query_of(
             faults = [str(error)]
         refused += faults
     elsewhere = bool(stores) and stores.isdisjoint(own)
-    if elsewhere and stores.isdisjoint(others()):
+    elsewhere_known = others() if elsewhere else None
+    if elsewhere_known is not None and stores.isdisjoint(elsewhere_known):
         names = ", ".join(sorted(stores))
-        refused.append(f"it reads store {names}, and this is {here.store_id or 'a store without an id'}")
+        refused.append(f"it reads store {names}, and this is another one")
     return Query(progress, rows, refused, elsewhere=elsewhere)
 
 

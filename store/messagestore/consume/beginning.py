@@ -61,7 +61,7 @@ class Beginning:
         self._retry_topic = retry_topic(progress.group)
 
     def begin(self, topics: Iterable[str]) -> None:
-        """Begin in all queues of topics in which the group has no progress, and of which it may not read all."""
+        """Record where the group begins in topics in which it has no progress, unless that is their first message."""
         if self._start in (EARLIEST, COMMITTED):
             return
         begun_before = self._progress.topics()

@@ -448,6 +448,10 @@ def test_a_query_is_asked_about_the_store_that_it_reads(root: Path, tmp_path: Pa
     assert both("/healthz").json["findings"] == []
     assert "No checkpoint of a query that reads this store" in page(both, "/s/store/readers").words
 
+    other.rename(other.with_name("away"))  # nobody knows whether the query reads it
+    assert refused(root, other) == {}
+    assert [each["store"] for each in Client(app([root, other], [folder]))("/healthz").json["findings"]] == ["other"]
+
 
 def test_a_place_beyond_the_end_of_its_queue_says_nothing_of_the_messages_there(root: Path) -> None:
     """The topic was deleted and made again, or the store is an older copy."""

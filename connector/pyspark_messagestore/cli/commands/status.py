@@ -9,7 +9,7 @@ import typer
 from messagestore.spi import Location
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, by_location, opened, path_of
-from pyspark_messagestore.monitoring.health import Finding, facts_of, status_report
+from pyspark_messagestore.monitoring.health import Finding, facts_of, findings_of, status_report
 
 PLACE = 110
 PANEL = "Care"
@@ -33,8 +33,9 @@ def status(
     """Show who holds the store, how it was left, what is in it, and what is wrong or soon will be."""
     folders = [path_of(folder) for folder in checkpoint or ()]
     with out.waiting("looking through the store"), opened(root, store_config) as store:
-        report = status_report(store.view("status"), facts_of(store, folders))
-    faults, findings = report["faults"], [Finding(*finding.values()) for finding in report["findings"]]
+        facts = facts_of(store, folders)
+        report = status_report(store.view("status"), facts)
+    faults, findings = report["faults"], findings_of(facts)
     if as_json:
         out.json_line(report)
     else:
