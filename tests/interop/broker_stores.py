@@ -66,6 +66,14 @@ class Content:
     def below(self, end: int) -> Content:
         return Content(self.begin, tuple(at for at in self.physical_offsets if at < end))
 
+    @property
+    def without_phantoms(self) -> Content:
+        """Without units of zeros at the end: 5.3.3 takes some for messages after a kill, and shows nothing for them."""
+        places = [*self.physical_offsets]
+        while places and places[-1] == NOTHING:
+            places.pop()
+        return Content(self.begin, tuple(places)) if places else EMPTY
+
 
 EMPTY = Content(0, ())
 
@@ -485,7 +493,7 @@ class Judge:
 
     def check_queue(self, queue: Queue, ours: Content, root: Path) -> None:
         """One of the contents that are right; nothing live is lost; the units are the same bytes."""
-        live, java = self.live.get(queue, EMPTY), self.java.queues.get(queue, EMPTY)
+        live, java = (all_of.get(queue, EMPTY).without_phantoms for all_of in (self.live, self.java.queues))
         where = f"{queue[0][:40]}/{queue[1]}"
         candidates: list[tuple[str, Content, Path | None]] = []
         if self.made.last.end != POWER or live == java:
@@ -496,7 +504,8 @@ class Judge:
         last = Content(parts[-1][0].queue_offset, tuple(r.physical_offset for r in parts[-1])) if parts[-1] else EMPTY
         candidates.append(("the last life", last, None))
         if ours not in [content for _, content, _ in candidates]:  # asked last: some versions do not open what it takes
-            candidates.append(("Java's rebuild", self.full.queues.get(queue, EMPTY), self.full.root))
+            rebuilt = self.full.queues.get(queue, EMPTY).without_phantoms
+            candidates.append(("Java's rebuild", rebuilt, self.full.root))
         matching = [(name, its_root) for name, content, its_root in candidates if content == ours]
         listed = "; ".join(f"{name}: {brief(content)}" for name, content, _ in candidates)
         assert matching, f"{where}: ours {brief(ours)}; {listed}"

@@ -362,7 +362,8 @@ class QueueRuns:
     restarted : list of (topic, queue id)
         Queues that start again.
     remade : set of (topic, queue id)
-        The restarted queues whose files hold units of an earlier run.
+        Queues whose files must go first: the restarted ones that hold units of an earlier run, and those whose first
+        files are gone although the log has their messages.
     left_out : dict of (topic, queue id) -> int
         How many records of a queue have no unit because they repeat a number.
     """
@@ -412,11 +413,16 @@ class QueueRuns:
         if expected is not None:
             return expected
 
+        if not self.units:
+            return first
+        queue = self.files.queue(*key)
         whole = self.start <= self.files.commit_log.min_offset
-        if not self.units or (whole and self.own):
+        if whole and queue.offsets and not queue.first_file_queue_offset <= first <= queue.end_file_queue_offset:
+            self.remade.add(key)  # a broker that died in a deletion has unlinked the first files, and not the others
+            return first
+        if whole and self.own:
             return first
 
-        queue = self.files.queue(*key)
         expected = queue.search_physical(self.start) if queue.offsets else 0
         if first == expected or (not self.own and self._unit(key, expected) == at):
             return expected

@@ -97,9 +97,7 @@ def is_settled(files: StoreFiles, topic: str, queue_id: int, clean_end: int) -> 
     """
     disk, directory = files.disk, queue_directory(files.paths.root, topic, queue_id)
     entries = disk.entries(directory)
-    if not entries:
-        return True
-    if any(is_folder or FILE_NAME.fullmatch(name) is None for name, is_folder in entries):
+    if not entries or any(is_folder or FILE_NAME.fullmatch(name) is None for name, is_folder in entries):
         return False
 
     file_size = files.config.mapped_file_size_consume_queue

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from messagestore.errors import CorruptionError, SyncFailedError
-from messagestore.files.disk import replace_file
+from messagestore.files.disk import replace_file, sync_errors
 from messagestore.files.recoveries import keep_recovery
 from messagestore.files.state import NOTHING_IN_FLIGHT, UNKNOWN_FLUSHED_END, State, boot_hash
 from messagestore.format.layout import STATE_ASYNC, STATE_CLEAN, STATE_FILE_SIZE, STATE_OWN, STATE_RECOVERING
@@ -29,7 +30,7 @@ from messagestore.log.seal_check import is_deleted, keep_number, listed, sealed_
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, rows_of
-from messagestore.recovery.decide import Derived, Durable, IndexStep, Plan
+from messagestore.recovery.decide import Derived, Durable, IndexStep, Key, Plan
 from messagestore.recovery.examine import Examination, rebuild_begun, rebuild_words
 from messagestore.recovery.journal import is_partial, journal_up_to
 from messagestore.signal_handlers import pass_on
@@ -200,7 +201,7 @@ class _Changes:
                 index=Derived.INDEX in plan.remade,
             )
 
-        missing = sorted(below.doubtful - plan.lost_queues)
+        missing = sorted((below.doubtful | runs.remade.difference(runs.restarted)) - plan.lost_queues)
         if missing:
             self.report.note_queues(f"{listed(missing)}: units were missing and were rebuilt from the log")
 
@@ -257,11 +258,38 @@ class _Changes:
 
         before = len(queue.written.files), queue.offsets.copy()
         queue.truncate(end)
-        if (len(queue.written.files), queue.offsets) == before:
-            return False
+        changed = (len(queue.written.files), queue.offsets) != before
+        if changed:
+            self.files.mark_written(topic, queue_id, queue)
+        if not queue.offsets and not self._may_have_had_units(key):
+            self._remove_folder(key, queue.directory)
+        return changed
 
-        self.files.mark_written(topic, queue_id, queue)
-        return True
+    def _may_have_had_units(self, key: Key) -> bool:
+        """Whether a queue had units at the clean end, or nothing tells."""
+        journal, state = self.journal, self.plan.before
+        if not self.plan.seals_hold or journal.queues is None or state is None or journal.end != state.clean_end:
+            return True
+        return journal.had_queue(*key) or key in self._seals
+
+    @cached_property
+    def _seals(self) -> Collection[Key]:
+        return SealedEnds.read(self.files.disk, self.files.paths.ends, self.log.max_offset).seals
+
+    def _remove_folder(self, key: Key, directory: str) -> None:
+        """Remove the folder of a queue that a crash has left without a file before the queue got its first message.
+
+        The journal, which lists the folders, would say that the queue had messages. If those of a deleted topic have
+        its name, they would then seem to be lost.
+        """
+        disk = self.files.disk
+        if not disk.is_folder(directory) or disk.names(directory):
+            return
+        self.files.drop_queue(*key)
+        self.files.ever_written.discard(key)
+        disk.rmdir(directory)
+        with sync_errors(directory):
+            disk.fsync_dir(os.path.dirname(directory))
 
     def _keep_numbers(self) -> None:
         """Make again the last unit of each queue that was rebuilt and has no message left, so that it numbers on.
