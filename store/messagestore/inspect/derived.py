@@ -468,6 +468,11 @@ class IndexCheck:
                 expected = f"an entry (of the record at {physical_offset}) to which the chain of its slot leads"
                 self.report.find(path, position, expected, "an entry that no chain reaches")
 
+        if any(each.path.startswith(self.path) for each in self.report.findings):
+            self.report.note(
+                f"{self.path}: remove this folder and run `messagestore recover`, which makes the index from the log"
+            )
+
 
 def _words(unit: np.void) -> str:
     physical_offset, size, tags_code = unit.item()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from messagestore.errors import CorruptionError, UnknownTopicError
-from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.message import BATCH_TOPIC, is_ordinary_topic
 from messagestore.read.query import queue_offset_by_time
 from messagestore.read.view import StoreView
 
@@ -83,8 +83,8 @@ def topics_of(view: StoreView, places: Places) -> list[dict[str, Any]]:
 def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each queue of some topics (none: of all but the store's own), and what could not be read, in words.
 
-    A topic that was created and got no message yet has its queues, from 0 to 0, if it is named. `offset` is that of the
-    first message that was stored at `at_ms` or later, and `storeTimestamp` its store time.
+    A topic that was created and got no message yet has its queues, from 0 to 0. `offset` is that of the first message
+    that was stored at `at_ms` or later, and `storeTimestamp` its store time.
     """
     one = len(topics) == 1  # one folder is read in place of all
     queue_ids_by_topic = {topics[0]: view.queue_ids(topics[0])} if one else view.topics()
@@ -95,9 +95,10 @@ def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tup
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
 
-    for topic in dict.fromkeys(topics) or sorted(queue_ids_by_topic.keys() - {BATCH_TOPIC}):
+    without_name = {*queue_ids_by_topic, *filter(is_ordinary_topic, view.files.topics.names)} - {BATCH_TOPIC}
+    for topic in dict.fromkeys(topics) or sorted(without_name):
         created = view.files.topics.get(topic)
-        ids = queue_ids_by_topic.get(topic) or range(created.write_queue_nums if created is not None and topics else 0)
+        ids = queue_ids_by_topic.get(topic) or range(created.write_queue_nums if created is not None else 0)
         for queue_id in ids:
             try:
                 low, high = view.bounds(topic, queue_id)

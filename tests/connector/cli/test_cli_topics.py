@@ -249,8 +249,8 @@ def test_offsets_at_a_time(tmp_path: Path) -> None:
 
 def test_offsets_of_a_store_without_messages(tmp_path: Path) -> None:
     run("topic", "create", tmp_path / "s", "t")
-    assert run("offsets", tmp_path / "s", code=1).stderr == "no queue found\n"
     assert [row["maxOffset"] for row in objects(run("offsets", tmp_path / "s", "t", "--json"))] == [0] * 8
+    assert run("offsets", tmp_path / "s", "--json").stdout == run("offsets", tmp_path / "s", "t", "--json").stdout
 
 
 # ---- find

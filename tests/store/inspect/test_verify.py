@@ -683,6 +683,12 @@ def test_a_missing_index_entry_is_named(tmp_path: Path) -> None:
     assert f"the record at {starts(root)[6]}" in report.findings[0].expected
     assert {finding.path for finding in report.findings} <= {str(index_path(root)), str(root / "index")}
 
+    (note,) = (note for note in report.notes if "messagestore recover" in note)
+    assert note.startswith(f"{root / 'index'}: remove this folder")
+    shutil.rmtree(root / "index")
+    MessageStore.open(root, SMALL).close()
+    assert verify(root, SMALL).ok
+
 
 def test_a_damaged_slot_is_named(tmp_path: Path) -> None:
     """Every entry of its chain is passed over."""
