@@ -7,7 +7,6 @@ import logging
 import random
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ from messagestore import (
 )
 from messagestore.files.disk import Disk
 from messagestore.format import record_scan
-from messagestore.format.layout import UNIT
 from messagestore.inspect.verify import verify
 from messagestore.log import walk
 from messagestore.recovery import survey
@@ -216,32 +214,6 @@ def test_one_queue_is_rebuilt(tmp_path: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         assert read_all(store) == [*bodies(40)[::2], b"last"]
     assert verify(root).ok
-
-
-@pytest.mark.parametrize("gone", [(0,), (0, 1)])
-@pytest.mark.parametrize("lives", [(12,), (12, 7), (7, 12)])
-def test_a_queue_without_its_first_files_is_made_from_the_log(
-    tmp_path: Path, lives: tuple[int, ...], gone: tuple[int, ...]
-) -> None:
-    """A broker that is killed while it deletes a topic has unlinked the first files of a queue, and not the others."""
-    root = tmp_path / "s"
-    config = replace(SMALL, mapped_file_size_consume_queue=5 * UNIT.size)
-    with MessageStore.open(root, config) as store:
-        for life, count in enumerate(lives):
-            if life:
-                store.delete_topic("t")
-            for body in bodies(count, start=100 * life):
-                store.put_message(Message("t", body, queue_id=0))
-    shutil.rmtree(root / "spark")
-    (root / "abort").write_text("")
-    files = sorted((root / "consumequeue" / "t" / "0").iterdir())
-    for number in gone:
-        files[number].unlink()
-
-    for _ in range(2):
-        with MessageStore.open(root, config) as store:
-            assert read_all(store) == bodies(lives[-1], start=100 * (len(lives) - 1))
-        assert verify(root, config).ok
 
 
 def test_an_empty_folder_of_a_queue_is_no_sign_that_it_had_messages(tmp_path: Path) -> None:
