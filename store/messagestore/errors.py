@@ -206,7 +206,7 @@ class UnknownTopicError(StoreError, LookupError):
     ----------
     topic : str
     topics : iterable of str | None
-        The topics that the store has; None: the message does not name them.
+        The topics that the store has; None: the message does not name them, and speaks of no store.
     hint : str
         What to do; it is appended to the message.
 
@@ -223,7 +223,8 @@ class UnknownTopicError(StoreError, LookupError):
         self.topics = sorted(topics or ())
         more = f" and {len(self.topics) - 20} more" if len(self.topics) > 20 else ""
         named = f"Its topics are: {', '.join(self.topics[:20])}{more}" if self.topics else "It has no topics"
-        sentences = [f"topic {topic!r} is not in the store", "" if topics is None else named, hint]
+        found = [f"there is no topic {topic!r}"] if topics is None else [f"topic {topic!r} is not in the store", named]
+        sentences = [*found, hint]
         super().__init__(". ".join(filter(None, sentences)))
 
 

@@ -357,7 +357,9 @@ def opened_parts(root: Location, topics: Sequence[str] = ()) -> Iterator[dict[st
             return
         for topic in topics:
             if not brokers_of(root, [topic]):
-                raise UnknownTopicError(topic, (), f"No broker of {root} has it. `messagestore topics` shows them all")
+                raise UnknownTopicError(
+                    topic, None, f"No broker of {root} has it. `messagestore topics` shows them all"
+                )
         parts = brokers_of(root, topics or None)
         if not parts:
             raise ConfigError(

@@ -66,7 +66,7 @@ def brokers_to_read(options: SourceOptions) -> dict[str, Location]:
             if not brokers_of(location, [topic], waits=True):
                 raise UnknownTopicError(
                     topic,
-                    (),
+                    None,
                     f"No broker of {location} has had it for {location.settings.retry_timeout_s:g} s. Start the broker "
                     f"that has it, create it with RocketMQ's mqadmin updateTopic, or set "
                     f"onMissingTopic=wait for a stream that begins before its topic",

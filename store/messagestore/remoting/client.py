@@ -192,7 +192,7 @@ class Client:
         answer = self._ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, {codes.SUCCESS, codes.TOPIC_NOT_EXIST})
         if answer.code == codes.TOPIC_NOT_EXIST:
             self._routes.pop(topic, None)
-            raise UnknownTopicError(topic, (), f"The name servers {self.name_servers} know no broker with it")
+            raise UnknownTopicError(topic, None, f"The name servers {self.name_servers} know no broker with it")
         route = route_of(answer)
         self._routes[topic] = now_s, route
         return route

@@ -74,7 +74,9 @@ def query_brokers(
         names = sorted(client.route(topic).queues)
         if location.broker:
             if location.broker not in names:
-                raise UnknownTopicError(topic, (), f"It is on the brokers {', '.join(names)}, not on {location.broker}")
+                raise UnknownTopicError(
+                    topic, None, f"It is on the brokers {', '.join(names)}, not on {location.broker}"
+                )
             names = [location.broker]
 
         hits, faults = list[Hit](), list[str]()

@@ -99,7 +99,7 @@ def test_more_messages_in_a_second_than_a_broker_shows(broker: Broker) -> None:
 
 def test_what_is_not_found(broker: Broker) -> None:
     assert run("find", path(broker), "--topic", "t", "--key", "absent", code=1).stderr == "no message found\n"
-    assert "topic 'missing' is not in the store" in error(
+    assert "there is no topic 'missing'" in error(
         "find", path(broker), "--topic", "missing", "--key", "k1", "--retry-timeout", "100ms", code=2
     )
     assert "It is on the brokers broker-b, not on broker-a" in error(
@@ -129,7 +129,7 @@ def test_get_shows_the_queues_of_every_broker(broker: Broker) -> None:
         in run("get", path(broker), "t", 1, "--offset", 7, code=1).stderr
     )
     assert "t: the topic has no queue 5. Its queues are 0, 1" in error("get", path(broker), "t", 5, code=2)
-    assert "topic 'missing' is not in the store" in error("get", path(broker), "missing", code=2)
+    assert "there is no topic 'missing'" in error("get", path(broker), "missing", code=2)
 
 
 def test_tail_shows_the_newest_messages_of_all_brokers(broker: Broker) -> None:
@@ -148,7 +148,7 @@ def test_tail_shows_the_newest_messages_of_all_brokers(broker: Broker) -> None:
     assert times_ms == sorted(times_ms)
     assert len(objects(run("tail", path(broker), "--json", "--count", 100))) == 10
     assert [row["body"] for row in objects(run("tail", path(broker, NAME), "--json", "--count", 2))] == ["a4", "a5"]
-    assert "topic 'missing' is not in the store" in error("tail", path(broker), "t", "missing", code=2)
+    assert "there is no topic 'missing'" in error("tail", path(broker), "t", "missing", code=2)
 
 
 def test_tail_follows_all_brokers_and_those_that_come(broker: Broker) -> None:
@@ -216,7 +216,7 @@ def test_a_topic_that_only_some_brokers_have(broker: Broker) -> None:
         ("broker-b", "only-b"),
         ("broker-b", "t"),
     ]
-    assert "topic 'missing' is not in the store" in error("offsets", path(broker), "missing", code=2)
+    assert "there is no topic 'missing'" in error("offsets", path(broker), "missing", code=2)
     assert "topic 'only-b' is not in the store" in error("offsets", path(broker, NAME), "only-b", code=2)
 
 

@@ -242,7 +242,7 @@ def test_commands_that_look_say_the_same_by_url(root: Path, processes: list[subp
     assert looked("metrics", url, *options) == looked("metrics", root, *options)
     assert run("status", url).stdout == run("status", root).stdout
     assert "topic 'no' is not in the store. Its topics are: empty, t" in error("offsets", url, "no", code=2)
-    assert "has no offsets in this store" in error("lag", url, "--group", "no", code=2)
+    assert "has no offsets in http" in error("lag", url, "--group", "no", code=2)
 
 
 def test_a_command_by_url_has_options_for_its_server(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:

@@ -335,7 +335,7 @@ def test_a_topic_that_was_deleted_under_a_query(two: Cluster, restarted: bool) -
         reader = two.stream(startingOffsets="earliest", retryTimeout="300ms")
     for broker in (two.a, two.b):
         broker.queues.clear()
-    with pytest.raises(UnknownTopicError, match="topic 't' is not in the store"):
+    with pytest.raises(UnknownTopicError, match="there is no topic 't'"):
         reader.latestOffset(start, reader.getDefaultReadLimit())
 
 

@@ -190,7 +190,7 @@ def _check_topics(root: Location, topics: list[str]) -> None:
         return
     for topic in topics:
         if not brokers_of(root, [topic]):
-            raise UnknownTopicError(topic, (), f"No broker of {root} has it. `messagestore topics` shows them all")
+            raise UnknownTopicError(topic, None, f"No broker of {root} has it. `messagestore topics` shows them all")
 
 
 def _show(copy: TopicCopy, step: Step) -> None:

@@ -46,8 +46,9 @@ def lag(
         with out.waiting("adding up sizes"), opened_parts(root) as stores:
             rows, faults = named_report((name, store.group_lag(group)) for name, store in stores.items())
         if not rows and not faults:
+            shows = "`mqadmin consumerProgress`" if root.is_cluster else "`messagestore groups`"
             raise ConfigError(
-                f"consumer group {group!r} has no offsets in this store; `messagestore groups` shows those that have",
+                f"consumer group {group!r} has no offsets in {root}; {shows} shows those that have",
                 key="--group",
                 value=group,
             )
