@@ -180,6 +180,16 @@ def limits(asked: _Asked) -> None:
     )
 
 
+def reading(asked: _Asked) -> None:
+    """Downloads of more than may be read, and many lists of less. A client here has gone if it is not answered at once."""
+    client = asked.client(read_limit=1)
+    asked.expect("a download", client("/s/store/download?topic=t").status, 200)
+    asked.expect("the next download", client("/s/store/download?topic=t").status, 503)
+    asked.expect("the overview beside it", client("/").status, 200)
+    client = asked.client(read_limit=4 << 20)
+    asked.expect("lists", {client("/s/store/messages?topic=t").status for _ in range(10)}, {200})
+
+
 # ---- the bugs
 
 
@@ -272,4 +282,6 @@ MUTANTS = (
     Mutant("a filter of the list lets everything pass", _in("newest.Filter", "passes", _always(True)), "pages", asks(secrets)),
     Mutant("an address may be as long as it likes", _in("guard", "MOST_QUERY_SIZE", lambda size: size << 20), "pages", asks(limits)),
     Mutant("a search reads as much as it is asked to", _in("looks", "SEARCH_SIZE", lambda size: size << 20), "pages", asks(limits)),
+    Mutant("what a click reads is not counted", _in("reads.Reads", "read", _always(None)), "pages", asks(reading)),
+    Mutant("a click counts for all that it might have read", _in("reads.Reads", "end", _always(None)), "pages", asks(reading)),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
     application   the addresses, and what becomes of a request
     guard         who may ask, and how much at once
+    reads         how many bytes a second
     looks         what each page says, as values for JSON
     kept          what was found, until the store changes
     curves        numbers as a picture

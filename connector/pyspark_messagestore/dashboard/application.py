@@ -42,7 +42,8 @@ from pyspark_messagestore.dashboard import looks, tail
 from pyspark_messagestore.dashboard.checks import BusyError, Checks
 from pyspark_messagestore.dashboard.curves import HEIGHT, STRIP_HEIGHT, WIDTH, bars, stacked
 from pyspark_messagestore.dashboard.guard import LEAST_TOKEN_LENGTH, Guard
-from pyspark_messagestore.dashboard.looks import LOOKS
+from pyspark_messagestore.dashboard.looks import LOOKS, MOST_READ
+from pyspark_messagestore.dashboard.reads import READ_LIMIT, Reads
 from pyspark_messagestore.dashboard.room import OTHERS
 from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_text, json_value
 from pyspark_messagestore.dashboard.taking import FORMATS, as_file, copies
@@ -75,6 +76,7 @@ def app(
     hide_bodies: bool = False,
     masks: Sequence[str] = (),
     decoder: Decoder | None = None,
+    read_limit: int = READ_LIMIT,
 ) -> Guard:
     """Make the dashboard as an ASGI application.
 
@@ -97,6 +99,9 @@ def app(
     decoder : callable | None
         Called with a `MessageExt` whose body is decompressed; returns the body as a value for JSON, or None if it is
         not of its kind.
+    read_limit : int
+        How many bytes of messages are read in a second for searches, lists and downloads, of all stores and for all
+        clients; 0: as many as they ask for. What was not read in the last 16 seconds can be read at once.
 
     Returns
     -------
@@ -107,7 +112,7 @@ def app(
     Raises
     ------
     ConfigError
-        There is no root, or the token is too short.
+        There is no root, the token is too short, or the limit is below 0.
 
     Examples
     --------
@@ -121,9 +126,11 @@ def app(
             f"dashboard: found a token of {len(token)} characters; allowed are {LEAST_TOKEN_LENGTH} or more",
             key="token",
         )
+    if read_limit < 0:
+        raise ConfigError(f"dashboard: found a limit of {read_limit}; allowed is 0 or more", key="read_limit")
     folders = tuple(os.path.abspath(folder) for folder in checkpoints)
     stores: dict[str, Stored] = {}
-    checks = Checks()
+    checks, reads = Checks(), Reads(read_limit)
     for number, root in enumerate(roots, 1):
         path = os.path.abspath(root)
         name = os.path.basename(path)
@@ -138,9 +145,15 @@ def app(
             decoder,
             others=partial(_ids, stores, name),
             checks=checks,
+            reads=reads,
         )
     pages = _Pages(stores, checks)
-    return Guard(pages.application(), token, hosts, pages.end)
+    return Guard(pages.application(), token, hosts, pages.end, reads, _most_read)
+
+
+def _most_read(path: str) -> int:
+    match = re.fullmatch(r"(?:/api/v1)?/s/[^/]+/([^/]+)", path)
+    return 0 if match is None else MOST_READ.get(match[1], 0)
 
 
 def _ids(stores: Mapping[str, Stored], but: str) -> set[str] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import math
 import re
 import secrets
 import socket
@@ -21,6 +22,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request, cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyspark_messagestore.dashboard.reads import Reads
 
 MOST_AT_ONCE = 8
 """Requests that are answered at the same time; the next one is asked to come again."""
@@ -56,6 +59,10 @@ class Guard:
         Names besides this machine's own that `Host` may have. Addresses are always allowed: no other page has one.
     end_streams : callable
         Ends the streams of events that are open.
+    reads : Reads
+        What the inner application may read.
+    most_read : callable
+        How many bytes of messages the answer at a path reads at most; 0: it reads none, and does not wait.
     """
 
     def __init__(
@@ -64,6 +71,8 @@ class Guard:
         token: str = "",
         hosts: Iterable[str] = (),
         end_streams: Callable[[], None] = lambda: None,
+        reads: Reads | None = None,
+        most_read: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._inner = inner
         self.end_streams = end_streams
@@ -71,6 +80,7 @@ class Guard:
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._session = hmac.digest(secrets.token_bytes(32), self._token, hashlib.sha256).hex()
         self._at_once = 0
+        self._reads, self._most_read = reads or Reads(0), most_read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -94,11 +104,25 @@ class Guard:
         if _EVENTS.fullmatch(_path(scope)):  # it has a limit of its own, and lasts
             await self._inner(scope, receive, careful)
             return
+        size = self._most_read(_path(scope))
+        if size and not await self._reads.begin(size, receive):
+            again_s = math.ceil(max(1.0, self._reads.wait_s))
+            why = "The pages read as many bytes a second as they may. Try again."
+            await _refused(503, why, {"Retry-After": str(again_s)})(scope, receive, careful)
+            return
+
+        async def has_read(message: Message) -> None:
+            nonlocal size
+            self._reads.end(size)  # all is read when an answer begins; its client may take long
+            size = 0
+            await careful(message)
+
         self._at_once += 1
         try:
-            await self._inner(scope, receive, careful)
+            await self._inner(scope, receive, has_read)
         finally:
             self._at_once -= 1
+            self._reads.end(size)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
         """What is said without the inner application; None: it is asked."""

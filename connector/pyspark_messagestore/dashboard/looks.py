@@ -180,6 +180,7 @@ def messages(stored: Stored, asked: Asked) -> dict[str, Any]:
             if end > start and size + each > LIST_SIZE:
                 break
             end, size = end + 1, size + each
+        stored.reads.read(size)
         found = list(_read(stored, store, name, queue_id, start, end))
         queues = sorted(store.describe([name], queues=True).queue_ids.get(name, []))
     return {
@@ -233,7 +234,7 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
         queues = [(name, each) for each in all_queues if one in (None, each)]
         low, high = operator.log_range(stored.path)
         if until and before is None:
-            before = _first_after(store, queues, time_ms("until", until))
+            before = _first_after(stored, store, queues, time_ms("until", until))
         found = newest(
             stored,
             store,
@@ -268,11 +269,12 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _first_after(store: StoreReader, queues: Sequence[Queue], at_ms: int) -> int | None:
+def _first_after(stored: Stored, store: StoreReader, queues: Sequence[Queue], at_ms: int) -> int | None:
     """Where in the log the first message of some queues lies that was stored after a time; None: there is none."""
     ends = store.ends([name for name, _ in queues[:1]]).queues
     after = store.seek(dict.fromkeys(queues, at_ms))
     later = [Range(*queue, first, first + 1) for queue, first in after.items() if first < ends[queue]]
+    stored.reads.read(sum(int(each.sum()) for each in store.sizes(later)) if later else 0)
     return min((int(page.physical_offsets[0]) for page in store.gather(later)), default=None) if later else None
 
 
@@ -305,7 +307,7 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         low, high = _ends(store, name, queue_id)
         if not low <= offset < high:
             raise _out_of_range(name, queue_id, offset, low, high)
-        raw = _raw(store, name, queue_id, offset)
+        raw = _raw(stored, store, name, queue_id, offset)
         at = raw.physical_offset
         batches = [row for row in stored.rows("batches")[0] if row["physicalOffset"] <= at < row["endPhysicalOffset"]]
         readers, faults = _readers_of(stored, store, (name, queue_id), offset, low, high)
@@ -315,7 +317,10 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         behind = operator.message_at(stored.path, raw.physical_offset + raw.size)
         if near is None:
             near = operator.log_range(stored.path)[0]
-        ahead = operator.message_before(stored.path, at, near) if near < at <= near + RELATED_SIZE else None
+        ahead = None
+        if near < at <= near + RELATED_SIZE:
+            ahead = operator.message_before(stored.path, at, near)
+            stored.reads.read(at - near)
     except (StoreError, OSError) as error:
         ahead = behind = None
         faults.append(f"its neighbours in the log cannot be read: {error}")
@@ -354,6 +359,7 @@ def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], lis
         return [], [], None
     try:
         hits = operator.search(stored.path, key, max_count=FOUND_COUNT, max_size=RELATED_SIZE)
+        stored.reads.read(_read_size(hits))
     except (StoreError, OSError) as error:
         return [], [f"whether the message was retried is not known: {error}"], None
     others = [each for each in hits.messages if each.physical_offset != raw.physical_offset]
@@ -396,7 +402,7 @@ def body(stored: Stored, asked: Asked) -> bytes:
         low, high = _ends(store, name, queue_id)
         if not low <= offset < high:
             raise _out_of_range(name, queue_id, offset, low, high)
-        return stored.body(_raw(store, name, queue_id, offset))
+        return stored.body(_raw(stored, store, name, queue_id, offset))
 
 
 def _out_of_range(name: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRangeError:
@@ -409,9 +415,10 @@ def _out_of_range(name: str, queue_id: int, offset: int, low: int, high: int) ->
     )
 
 
-def _raw(store: StoreReader, name: str, queue_id: int, offset: int) -> MessageExt:
+def _raw(stored: Stored, store: StoreReader, name: str, queue_id: int, offset: int) -> MessageExt:
     for page in store.gather([Range(name, queue_id, offset, offset + 1)]):
         for found in page.messages():
+            stored.reads.read(found.size)
             return found
     raise ConfigError(f"{name}/{queue_id} @{offset}: found a placeholder of a broker's; it is no message", key="offset")
 
@@ -452,6 +459,7 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
         by_id = operator.message_at(stored.path, int(text[-16:], 16))
         several += [by_id] if by_id is not None and by_id.offset_message_id.upper() == text.upper() else []
     hits = operator.search(stored.path, text, max_count=FOUND_COUNT, max_size=most, start=start)
+    stored.reads.read(_read_size(hits))
     several += [each for each in hits.messages if each.physical_offset not in {one.physical_offset for one in several}]
     option = "key"
     if several and all(text not in each.keys for each in several):
@@ -472,6 +480,11 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
             f"The newest {FOUND_COUNT} messages. Older ones have this key, too: the command below shows more."
         )
     return found
+
+
+def _read_size(hits: operator.KeySearch) -> int:
+    """The bytes of the log that a search has read."""
+    return hits.searched_size + sum(each.size for each in hits.messages)
 
 
 def _at_time(stored: Stored, at_ms: int) -> dict[str, Any]:
@@ -641,3 +654,12 @@ LOOKS: dict[str, Callable[[Stored, Asked], dict[str, Any]]] = {
     "verify": verify,
 }
 """What can be asked of a store, by the last part of the address."""
+MOST_READ = {
+    "search": SEARCH_SIZE,
+    "recent": FILTER_SIZE,
+    "messages": LIST_SIZE,
+    "download": FILTER_SIZE,
+    "message": 2 * RELATED_SIZE,
+    "body": RELATED_SIZE,
+}
+"""About how many bytes of messages are read at most, by the last part of the address; nothing by what is not here."""

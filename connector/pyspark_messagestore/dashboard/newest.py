@@ -140,6 +140,7 @@ def newest(
             continue
         enough = _take(stored, store, ranges, wanted, found, most)
         found.searched += size
+        stored.reads.read(size)
         if enough is not None:
             found.go_on = enough
             break

@@ -18,6 +18,7 @@ from messagestore.spi import LOCAL_STORES, SYS_FLAG_COMPRESSED, Report, StoreRea
 from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_progress
 from pyspark_messagestore.dashboard.checks import Checks
 from pyspark_messagestore.dashboard.kept import Kept
+from pyspark_messagestore.dashboard.reads import Reads
 from pyspark_messagestore.dashboard.trends import trend
 from pyspark_messagestore.monitoring.health import Facts, facts_of, ids_of, status_report
 from pyspark_messagestore.monitoring.history import LagPoint
@@ -109,6 +110,8 @@ class Stored:
     samples : Samples
     checks : Checks
         The checks of every byte that were started from a page, of all stores.
+    reads : Reads
+        How many bytes of messages may be read, of all stores.
     """
 
     name: str
@@ -120,6 +123,7 @@ class Stored:
     others: Callable[[], set[str] | None] = set
     samples: Samples = field(default_factory=Samples)
     checks: Checks = field(default_factory=Checks)
+    reads: Reads = field(default_factory=lambda: Reads(0))
 
     @property
     def hides_keys(self) -> bool:

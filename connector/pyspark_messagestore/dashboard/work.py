@@ -204,6 +204,7 @@ def _read(
             names = ("topic", "queueId", "queueOffset", "storeTimestamp")
             found.append((fields, {name: fields[name] for name in names}))
             size += fields["size"]
+            stored.reads.read(fields["size"])
         if size >= _LETTERS_SIZE:
             break
     return found

@@ -153,6 +153,7 @@ def test_what_cannot_be_done_is_one_sentence(root: Path, tmp_path: Path) -> None
     assert "allowed are 16 or more" in error("dashboard", root, "--token-file", tmp_path / "token", code=2)
     assert "No such file" in error("dashboard", root, "--token-file", tmp_path / "none", code=2)
     assert "allowed is HOST:PORT" in error("dashboard", root, "--listen", "8097", code=2)
+    assert "--read-limit: found 'fast'" in error("dashboard", root, "--read-limit", "fast", code=2)
     assert "found no message store" in error("dashboard", tmp_path / "nothing", code=2)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"

@@ -15,7 +15,7 @@ import typer
 
 from messagestore import ConfigError
 from pyspark_messagestore.cli import output as out
-from pyspark_messagestore.cli.app import Json, existing, path_of
+from pyspark_messagestore.cli.app import Json, existing, path_of, size_of
 from pyspark_messagestore.requirements import install_extra
 
 if TYPE_CHECKING:
@@ -96,6 +96,15 @@ def dashboard(
             "None if the body is of another kind.",
         ),
     ] = "",
+    read_limit: Annotated[
+        str,
+        typer.Option(
+            "--read-limit",
+            metavar="SIZE",
+            help="What searches, lists and downloads may read of the stores in a second, for all clients together, "
+            "such as 100MiB; 0 for no limit.",
+        ),
+    ] = "64MiB",
     open_browser: Annotated[bool, typer.Option("--open", help="Open the pages in this machine's browser.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -133,6 +142,7 @@ def dashboard(
         hide_bodies=hide_bodies,
         masks=mask or (),
         decoder=_decoder(decoder) if decoder else None,
+        read_limit=size_of("--read-limit", read_limit, least=0),
     )
 
     listening = _listening(host, port, listen)
