@@ -48,7 +48,7 @@ def spark(stored: Stored, asked: Asked) -> dict[str, Any]:
 def _timed(stored: Stored, batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Batches with the time at which each was stored."""
     try:
-        times = operator.store_times(stored.path, [row["physicalOffset"] for row in batches])
+        times = operator.batch_times(stored.path, [row["physicalOffset"] for row in batches])
     except (StoreError, OSError):
         times = [None] * len(batches)
     return [{**row, "storeTimestamp": time_ms} for row, time_ms in zip(batches, times, strict=True)]

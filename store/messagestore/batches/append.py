@@ -208,6 +208,7 @@ def newest_batches(journal: BatchJournal) -> list[tuple[str, JournalEntry]]:
 def _restate(writer: LogWriter, app_id: str, entry: JournalEntry) -> None:
     below_log = entry.physical_offset < writer.log.min_offset
     batch = None if below_log else known_batch(writer.log, entry.physical_offset)
+    head = None if batch is None else writer.log.head(entry.physical_offset)
     request = OwnRequest(  # also those of the store itself
         app_id=app_id,
         version=entry.version,
@@ -218,7 +219,8 @@ def _restate(writer: LogWriter, app_id: str, entry: JournalEntry) -> None:
         origin=None if batch is None else batch.origin,
         topic=None if batch is None else batch.topic,
     )
-    restated = Restated(entry, tuple(sorted(writer.journal.replaced(app_id))))
+    born_ms = None if head is None else int(head["born_timestamp_ms"])
+    restated = Restated(entry, tuple(sorted(writer.journal.replaced(app_id))), born_ms)
     end = writer.end.physical_offset
     plan = BatchPlan(writer.files, end, writer.numbers.next_offset, Chunks(), request, restated=restated)
     _append(writer, plan)

@@ -288,10 +288,13 @@ class Restated(NamedTuple):
         The batch.
     refused : tuple of str
         The query ids of its app that are refused.
+    born_timestamp_ms : int | None
+        When the batch was stored; None: nobody knows it any more.
     """
 
     entry: JournalEntry
     refused: tuple[str, ...]
+    born_timestamp_ms: int | None
 
 
 class BatchPlan:
@@ -376,8 +379,9 @@ class BatchPlan:
             progress={} if progress is None else progress(number),
         )
 
+        self.born_timestamp_ms: int | None = None
         if restated is not None:
-            entry, refused = restated
+            entry, refused, self.born_timestamp_ms = restated
             self.batch = replace(
                 self.batch,
                 restated=True,

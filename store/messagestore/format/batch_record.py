@@ -215,15 +215,20 @@ def widest_body_size(batch: BatchRecord, most_data_bytes: int) -> int:
 
 
 def encode(
-    batch: BatchRecord, body_size: int, config: StoreConfig, store_host: bytes, store_timestamp_ms: int
+    batch: BatchRecord,
+    body_size: int,
+    config: StoreConfig,
+    store_host: bytes,
+    store_timestamp_ms: int,
+    born_timestamp_ms: int | None = None,
 ) -> bytearray:
-    """Return the whole record, stamped, including `__CRC32#`."""
+    """Return the whole record, stamped, including `__CRC32#`. None: the batch is born when it is stored."""
     message = Message(
         BATCH_TOPIC,
         body(batch, body_size),
         keys=(batch.app_id,),
         tags=PROGRESS_TAG if batch.progress else None,
-        born_timestamp_ms=store_timestamp_ms,
+        born_timestamp_ms=store_timestamp_ms if born_timestamp_ms is None else born_timestamp_ms,
     )
     limits = config
     if body_size > config.max_message_size:  # the user's limit is for messages

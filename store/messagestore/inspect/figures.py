@@ -81,7 +81,7 @@ def _app_figures(view: StoreView, app_id: str, entries: list[JournalEntry]) -> d
         "app": app_id,
         "lastVersion": None if last is None else last.version,
         "lastRows": None if last is None or last.row_count < 0 else last.row_count,
-        "publishedMs": None if head is None else int(head["store_timestamp_ms"]),
+        "publishedMs": None if head is None else int(head["born_timestamp_ms"]),  # also of a record that was restated
     }
 
 

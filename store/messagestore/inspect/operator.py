@@ -48,6 +48,7 @@ __all__ = [
     "Finding",
     "KeySearch",
     "VerifyReport",
+    "batch_times",
     "corrected",
     "dump",
     "expired",
@@ -66,7 +67,6 @@ __all__ = [
     "stamp",
     "status",
     "stood_at",
-    "store_times",
     "verify",
 ]
 
@@ -367,13 +367,15 @@ def stood_at(
     return [{queue: numbers[i] for queue, numbers in found.items()} for i in range(len(physical_offsets))]
 
 
-def store_times(path: str, physical_offsets: Sequence[int]) -> list[int | None]:
-    """When the records at some physical offsets were stored, in milliseconds since 1970; None where none begins."""
+def batch_times(path: str, physical_offsets: Sequence[int]) -> list[int | None]:
+    """When the batches were stored whose BATCH records are at some physical offsets, in milliseconds since 1970; None
+    where no record begins. A record that retention has written again has the time of the first one.
+    """
     with _view(path, None) as view:
         view.refresh()
         log = view.files.commit_log
         heads = view.healed(lambda: [log.head(physical_offset) for physical_offset in physical_offsets])
-    return [None if head is None else int(head["store_timestamp_ms"]) for head in heads]
+    return [None if head is None else int(head["born_timestamp_ms"]) for head in heads]
 
 
 # ---- messages

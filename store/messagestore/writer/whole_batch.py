@@ -38,6 +38,8 @@ class PlannedBatch(Protocol):
 
     batch: BatchRecord
     """Its record, without the CRCs."""
+    born_timestamp_ms: int | None
+    """When the batch was stored that its record repeats; None: it repeats none."""
     last_record: tuple[int, int]
     """Physical offset and size of the last record; known when the batch is written."""
 
@@ -162,7 +164,10 @@ def _write(writer: LogWriter, plan: PlannedBatch) -> tuple[bytes, int]:
     crc.finish()
     plan.batch = replace(batch, crcs=tuple(crc.crcs))
 
-    own = batch_record.encode(plan.batch, plan.body_size, writer.files.config, writer.files.store_host, timestamp_ms)
+    files = writer.files
+    own = batch_record.encode(
+        plan.batch, plan.body_size, files.config, files.store_host, timestamp_ms, plan.born_timestamp_ms
+    )
     if len(own) != plan.size:
         raise AssertionError(f"planned {plan.size} bytes for the BATCH record, got {len(own)}")
 

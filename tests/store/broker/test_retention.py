@@ -418,6 +418,23 @@ def test_a_batch_is_known_after_its_segment_went(root: Path, lose: Callable[[Pat
     assert verify(root, CONFIG).findings == []
 
 
+def test_a_batch_keeps_its_time_when_its_record_is_written_again(tmp_path: Path) -> None:
+    """Also if that happens twice: the time is when Spark wrote the batch, not when retention ran."""
+    root, clock = tmp_path / "store", ClockDisk(time.time_ns() // 1_000_000 - 72 * HOUR_MS)
+    with MessageStore.open(root, CONFIG, disk=clock) as store:
+        store.append_batch(rows(0), request(0))
+        stored_ms = clock.now_ms
+        for number in range(2):
+            put(store, 20, f"more{number}")
+            clock.now_ms += HOUR_MS
+            assert store.delete_expired_files(at_once=True).restated == (("app", 0),)
+    with contextlib.closing(LOCAL_STORES.reader(str(root), CONFIG)) as reader:
+        (batch,) = reader.view("batches")[0]
+        (figures,) = reader.view("figures")[0]
+    assert operator.batch_times(str(root), [batch["physicalOffset"]]) == [stored_ms]
+    assert [app["publishedMs"] for app in figures["apps"]] == [stored_ms]
+
+
 @pytest.mark.parametrize("lose", LOSSES)
 def test_a_replaced_query_stays_refused(root: Path, lose: Callable[[Path], None]) -> None:
     with MessageStore.open(root, CONFIG) as store:
