@@ -19,7 +19,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -48,7 +48,7 @@ from pyspark_messagestore.dashboard.room import OTHERS
 from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_text, json_value
 from pyspark_messagestore.dashboard.taking import FORMATS, as_file, copies
 from pyspark_messagestore.dashboard.trends import span_words
-from pyspark_messagestore.monitoring.health import stores_of
+from pyspark_messagestore.monitoring.health import belongs
 from pyspark_messagestore.words import command_line, count_words, quoted, shown, size_words, time_words
 
 BODY_SHOWN = 256 << 10
@@ -366,16 +366,9 @@ class _Pages:
         from pyspark_messagestore.monitoring.metrics import StoreCollector
 
         families: dict[str, Any] = {}
-        own = {stored.name: stored.ids() or set() for stored in self._stores.values()}
-        all_known = all(own.values())
         for stored in self._stores.values():
-            # A query that reads none of the stores refuses those that are there: one of them was replaced.
-            readable = [
-                each.path
-                for each in stored.progress()[0]
-                if (read := stores_of(each)) & own[stored.name]
-                or (all_known and read.isdisjoint(set().union(*own.values())))
-            ]
+            own, others = stored.ids() or set(), cache(stored.others)
+            readable = [each.path for each in stored.progress()[0] if belongs(each, own, others)]
             for family in StoreCollector(stored.path, readable, StoreConfig(message_index_enable=False)).collect():
                 known = families.setdefault(family.name, family)
                 if known is not family:

@@ -236,6 +236,17 @@ def stores_of(progress: Progress) -> set[str]:
     return {offset.store_id for offset in planned if offset is not None}
 
 
+def belongs(progress: Progress, own: set[str], others: Callable[[], set[str] | None]) -> bool:
+    """Whether a query belongs to the store with these ids: it reads it or, as far as is known, none of all (see
+    `query_of`), so that this one may be in the place of the one that it has read.
+    """
+    stores = stores_of(progress)
+    if not stores or not stores.isdisjoint(own):
+        return True
+    known = others()
+    return known is not None and stores.isdisjoint(known)
+
+
 def query_of(
     store: StoreReader,
     progress: Progress,
@@ -271,8 +282,7 @@ def query_of(
             faults = [str(error)]
         refused += faults
     elsewhere = bool(stores) and stores.isdisjoint(own)
-    elsewhere_known = others() if elsewhere else None
-    if elsewhere_known is not None and stores.isdisjoint(elsewhere_known):
+    if elsewhere and belongs(progress, own, others):
         names = ", ".join(sorted(stores))
         refused.append(f"it reads store {names}, and this is another one")
     return Query(progress, rows, refused, elsewhere=elsewhere)
