@@ -194,12 +194,22 @@ def facts_of(
         _with_history(store, query_of(store, read_progress(folder), others=others), figures["nowMs"])
         for folder in checkpoints
     ]
-    topics = [row["topic"] for row in figures["topics"] if row["topic"].startswith("%DLQ%") and row["messages"]]
+    of_spark = dead_letter_topics(figures["counters"])
+    topics = [
+        row["topic"]
+        for row in figures["topics"]
+        if row["messages"] and (row["topic"].startswith("%DLQ%") or row["topic"] in of_spark)
+    ]
     rows = store.offsets(topics, figures["nowMs"] - 24 * HOUR_MS)[0] if topics else []
     dead: dict[str, int] = {}
     for row in rows:
         dead[row["topic"]] = dead.get(row["topic"], 0) + row["maxOffset"] - row["offset"]
     return Facts(figures, faults, queries, dead)
+
+
+def dead_letter_topics(counters: Mapping[str, int]) -> set[str]:
+    """The topics into which Spark has put rows that the store cannot hold, as far as its commits have counted them."""
+    return {name.removeprefix("deadLetters:") for name in counters if name.startswith("deadLetters:")}
 
 
 def _with_history(store: StoreReader, query: Query, now_ms: int) -> Query:
@@ -427,8 +437,9 @@ def _halves(facts: Facts) -> Iterator[Seen]:
 def _dead_letters(facts: Facts) -> Iterator[Seen]:
     for topic, count in sorted(facts.dead_letters.items()):
         if count:
+            why = "a consumer has given them up" if topic.startswith("%DLQ%") else "rows that the store cannot hold"
             yield Seen(
-                f"{topic} got {_count(count, 'message')} in the last 24 hours: a consumer has given them up",
+                f"{topic} got {_count(count, 'message')} in the last 24 hours: {why}",
                 f"look at them with `messagestore get ROOT {quoted(topic)}`",
             )
 
@@ -631,9 +642,10 @@ RULES = (
     Rule(
         "dead-letters",
         WARNING,
-        "a consumer has given messages up",
+        "a consumer has given messages up, or Spark has written rows that the store cannot hold as dead letters",
         _dead_letters,
-        'increase(rocketmq_messages_in_total{topic=~"%DLQ%.*"}[24h]) > 0',
+        'increase(rocketmq_messages_in_total{topic=~"%DLQ%.*"}[24h]) > 0 '
+        "or increase(spark_dead_letters_total[24h]) > 0",
         "0m",
     ),
     Rule(

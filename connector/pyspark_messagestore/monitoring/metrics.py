@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from messagestore import MessageStore, StoreConfig, StoreError, StoreStats
 from messagestore.spi import STORES, Location, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import read_progress, stream_offset
-from pyspark_messagestore.monitoring.health import UNRECOVERED, deleted_unread, ids_of
+from pyspark_messagestore.monitoring.health import UNRECOVERED, dead_letter_topics, deleted_unread, ids_of
 from pyspark_messagestore.source.same_log import place_now
 
 _SYSTEM_PREFIX = "rmq_sys_"
@@ -127,7 +127,13 @@ class StoreCollector(Collector):
         for row in read["topics"]:
             incoming.add_metric([store, row["topic"], _is_system(row["topic"])], row["messagesIn"])
 
-        metrics: list[Metric] = [size, dispatch, flush, commit, reserve, used, incoming, number]
+        letters = CounterMetricFamily(
+            "spark_dead_letters", "Messages that topics ever got into which Spark puts dead letters.", labels=["store"]
+        )
+        of_spark = dead_letter_topics(read["counters"])
+        letters.add_metric([store], sum(row["messagesIn"] for row in read["topics"] if row["topic"] in of_spark))
+
+        metrics: list[Metric] = [size, dispatch, flush, commit, reserve, used, incoming, number, letters]
         metrics += [*_waiting(store, read), *_groups(store, read["groups"]), *_batches(store, read)]
         if counted is not None:
             metrics += _session(store, counted)

@@ -310,7 +310,8 @@ class Sink:
         sink._check_store(request)
 
         alone = batch_id is None and request.query_id is None  # the only commit of its job: its worker may be killed
-        result = sink._commit(files, request, closing=alone and in_worker())
+        topic = self.options.dead_letter_topic if any(message.dead_letters for message in staged) else None
+        result = sink._commit(files, request, closing=alone and in_worker(), dead_letter_topic=topic or "")
         sink._tell_dead_letters(staged, result)
         return result
 
@@ -335,12 +336,19 @@ class Sink:
         if not self.store_id and first_only and not self._store().describe().exists:
             self._check_first(request.app_id, request.version)
 
-    def _commit(self, files: list[StagedFile], request: BatchRequest, *, closing: bool) -> BatchResult:
+    def _commit(
+        self, files: list[StagedFile], request: BatchRequest, *, closing: bool, dead_letter_topic: str
+    ) -> BatchResult:
         key, store = (str(self.options.path), request.app_id or ""), self._store()
 
         try:
             committed = store.commit(
-                files, request, self.store_id, planned=PlannedWrite(self.write_id, self.log_end), closing=closing
+                files,
+                request,
+                self.store_id,
+                planned=PlannedWrite(self.write_id, self.log_end),
+                closing=closing,
+                dead_letter_topic=dead_letter_topic,
             )
         except LostBatchesError as error:
             here, before = store.describe().store_id, _written_to.get(key)

@@ -2,6 +2,8 @@
 
     {"counters": {"knownBatches": 3, "orphansDeleted": 12, "skippedBatches": 0}, "crc": .., "formatVersion": 2}
 
+`deadLetters:TOPIC` counts the batches that have put dead letters into a topic, so that monitoring knows the topic.
+
 The file is one of `checked_json`. It is written only when there is something to count, so an ordinary commit does not
 touch it. A process that is killed before it has counted leaves the count one short.
 
@@ -21,6 +23,7 @@ from messagestore.files.writer_lock import WriterLock
 
 KNOWN_BATCHES, SKIPPED_BATCHES, ORPHANS_DELETED = "knownBatches", "skippedBatches", "orphansDeleted"
 NAMES = (KNOWN_BATCHES, SKIPPED_BATCHES, ORPHANS_DELETED)
+DEAD_LETTERS = "deadLetters:"
 MAX_SIZE = 64 * 1024
 _TIMEOUT_S = 1.0
 

@@ -542,6 +542,7 @@ class StoreWriter(Protocol):
         *,
         planned: PlannedWrite | None = None,
         closing: bool = False,
+        dead_letter_topic: str = "",
     ) -> Committed:
         """Append the rows of staged files as one batch, in their order; the log contains all of it once afterwards.
 
@@ -557,6 +558,8 @@ class StoreWriter(Protocol):
             before. None: a batch without an app id that is committed again is appended again.
         closing : bool
             The caller's process may end without notice: leave the store in the state of a closed store.
+        dead_letter_topic : str
+            The topic of those rows of the batch that are dead letters, which is kept for monitoring. Empty: none is.
 
         Raises
         ------

@@ -36,7 +36,7 @@ from messagestore.errors import (
 )
 from messagestore.files.consume_queue import UNIT_DTYPE
 from messagestore.files.consumer_offsets import publish_offsets
-from messagestore.files.counters import KNOWN_BATCHES, ORPHANS_DELETED, SKIPPED_BATCHES, count
+from messagestore.files.counters import DEAD_LETTERS, KNOWN_BATCHES, ORPHANS_DELETED, SKIPPED_BATCHES, count
 from messagestore.files.disk import Disk
 from messagestore.files.file_systems import MEMORY, mounted, warn_of_network, was_warned_of
 from messagestore.files.staging_files import Write, path_of, remove, sweep, sweep_write
@@ -649,6 +649,7 @@ class LocalWriter:
         *,
         planned: PlannedWrite | None = None,
         closing: bool = False,
+        dead_letter_topic: str = "",
     ) -> Committed:
         """Append staged files as one batch."""
         known_place = self._check_place(store_id)
@@ -666,9 +667,13 @@ class LocalWriter:
             _delete_expired(store)
         if not known_place:
             _warn_of_memory(self.paths.root)
-        if committed.result.status != APPENDED:
-            is_known = committed.result.status == KNOWN
-            self._count(**{KNOWN_BATCHES if is_known else SKIPPED_BATCHES: 1})
+        status, changes = committed.result.status, dict[str, int]()
+        if status != APPENDED:
+            changes[KNOWN_BATCHES if status == KNOWN else SKIPPED_BATCHES] = 1
+        if dead_letter_topic and status in (APPENDED, KNOWN):  # its first commit may have been killed before it counted
+            changes[f"{DEAD_LETTERS}{dead_letter_topic}"] = 1
+        if changes:
+            self._count(**changes)
         if closing:
             with contextlib.suppress(StoreError, OSError):  # the batch is in the log; the next writer recovers
                 store.detach()

@@ -338,6 +338,7 @@ class RemoteWriter:
         *,
         planned: PlannedWrite | None = None,
         closing: bool = False,
+        dead_letter_topic: str = "",
     ) -> Committed:
         """Append staged files as one batch.
 
@@ -347,6 +348,8 @@ class RemoteWriter:
             There was no answer in time. The batch may be in the log or not.
         """
         arguments = {"files": list(files), "request": request, "store_id": store_id, "planned": planned}
+        if dead_letter_topic:
+            arguments["dead_letter_topic"] = dead_letter_topic
         text = to_text({"arguments": arguments | {"closing": closing}})
         is_known_again = request.app_id is not None or planned is not None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -15,6 +16,9 @@ pytest.importorskip("pyspark")
 
 from messagestore import BatchConflictError, ConfigError, Message, MessageIllegalError, MessageStore, StoreConfig
 from messagestore.spi import STORES
+from messagestore.spi.local import LOCAL_STORES
+from pyspark_messagestore.monitoring.health import facts_of, findings_of
+from pyspark_messagestore.monitoring.metrics import registry_of
 from pyspark_messagestore.options.table import sink_options
 from pyspark_messagestore.sink.columns import prepare
 from pyspark_messagestore.sink.unique_keys import UniqueKeys
@@ -226,6 +230,25 @@ def test_the_name_of_the_cluster_is_stamped_and_a_replay_with_another_one_is_kno
         assert [m.system_properties["CLUSTER"] for m in messages(root, topic)] == ["north", "south"]
     with pytest.raises(ConfigError, match=r"brokerClusterName: found .*; allowed is printable text"):
         write(root, context, batch, 2, **options, brokerClusterName="a\tb")
+
+
+def test_dead_letters_are_a_finding_as_those_of_consumers_are(root, context) -> None:
+    """Also where the topic may have any name; a topic without a dead letter is none of them."""
+    options = {"topic": "t", "txnAppId": "app", "maxMessageSize": "10", **DEAD}
+
+    def seen() -> tuple[dict[str, str], float | None]:
+        with contextlib.closing(LOCAL_STORES.reader(str(root), StoreConfig())) as store:
+            findings = findings_of(facts_of(store))
+        letters = registry_of(str(root)).get_sample_value("spark_dead_letters_total", {"store": str(root)})
+        return {each.sentence: each.remedy for each in findings if each.rule == "dead-letters"}, letters
+
+    write(root, context, pa.record_batch({"body": ["a"]}), **options)
+    assert seen() == ({}, 0)
+    write(root, context, pa.record_batch({"body": ["a", "b" * 20]}), 1, **options)
+    (found, letters) = seen()
+    ((sentence, remedy),) = found.items()
+    assert sentence == "dead got 1 message in the last 24 hours: rows that the store cannot hold"
+    assert f"messagestore get {root} dead" in remedy and letters == 1
 
 
 def test_a_topic_without_write_permission_stops_a_query_and_not_a_replay(root, context) -> None:

@@ -89,7 +89,7 @@ def test_processes_that_count_at_once_lose_nothing(spark: Path) -> None:
     assert counted(spark)["knownBatches"] == 60
 
 
-def commit(root: Path, version: int, start: int, **request: str) -> str:
+def commit(root: Path, version: int, start: int, dead_letter_topic: str = "", **request: str) -> str:
     """One micro-batch, as a worker of Spark commits it."""
     writer = LOCAL_STORES.writer(str(root), SMALL, staging_ttl_s=3600)
     described = writer.prepare()
@@ -107,7 +107,10 @@ def commit(root: Path, version: int, start: int, **request: str) -> str:
         )
         file = staging.finish()
     return writer.commit(
-        [file], BatchRequest("copy", version, "spark", "q1", **request), described.store_id
+        [file],
+        BatchRequest("copy", version, "spark", "q1", **request),
+        described.store_id,
+        dead_letter_topic=dead_letter_topic,
     ).result.status
 
 
@@ -125,6 +128,18 @@ def test_replays_are_counted_and_ordinary_batches_are_not(tmp_path: Path) -> Non
         (figures,), _ = store.view("figures")
     assert figures["counters"]["knownBatches"] == 1
     assert verify(root, SMALL).ok
+
+
+def test_topics_of_dead_letters_are_known(tmp_path: Path) -> None:
+    """Also if whoever appended the batch was killed before it counted; the batch is sent again then."""
+    root = tmp_path / "s"
+    with MessageStore.open(root, SMALL):
+        pass
+    assert [commit(root, version, 4 * version, "dead") for version in (0, 1)] == ["appended", "appended"]
+    assert counted(root / "spark") == {**ZERO, "deadLetters:dead": 2}
+    (root / "spark" / "counters").unlink()
+    assert commit(root, 1, 4, "dead") == "known"
+    assert counted(root / "spark") == {**ZERO, "knownBatches": 1, "deadLetters:dead": 1}
 
 
 def test_orphans_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -713,7 +713,9 @@ def test_a_view_that_there_is_not(reader: StoreReader) -> None:
 def test_views_for_people_and_monitoring_systems(stores: Stores, root: str, reader: StoreReader) -> None:
     """The apps with their next versions, and one row each for the status and for the figures."""
     writer, store_id = writer_of(stores, root)
-    writer.commit([stage(writer, store_id, [b"1", b"2"])], batch(0), store_id)
+    writer.commit([stage(writer, store_id, [b"1", b"2"])], batch(0), store_id, dead_letter_topic="t")
+    (figures,), _ = reader.view("figures")
+    assert figures["counters"]["deadLetters:t"] == 1
     (app,), faults = reader.view("apps")
     assert (app["app"], app["lastVersion"], app["lastRows"], app["nextVersion"], faults) == (APP, 0, 2, 1, [])
     (status,), faults = reader.view("status")
