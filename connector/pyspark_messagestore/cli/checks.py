@@ -8,16 +8,20 @@ about the change that the message belongs to, so the half message stays open, an
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from messagestore import ConfigError, LocalTransactionState, MessageExt
@@ -30,6 +34,8 @@ _ANSWERS = {
     **{state.value.lower(): state for state in LocalTransactionState},
 }
 _ANSWER_SIZE = 1024
+_SHOWN_COUNT = 100
+"""So many characters of what is no answer are told: the page of a proxy is long."""
 _GROUP = "PGROUP"
 
 Ask = Callable[[bytes], bytes]
@@ -60,7 +66,7 @@ def answered(ask: Ask, message: MessageExt) -> LocalTransactionState:
         answer = ask(json.dumps(asked).encode())
         return _ANSWERS[answer.decode("utf-8", "replace").strip().lower()]
     except KeyError as error:
-        words = f"it answered {error.args[0]!r}; allowed are commit, rollback and unknown"
+        words = f"it answered {error.args[0][:_SHOWN_COUNT]!r}; allowed are commit, rollback and unknown"
     except subprocess.CalledProcessError as error:
         code = error.returncode
         words = f"the command was ended by signal {-code}" if code < 0 else f"the command ended with exit code {code}"
@@ -69,6 +75,10 @@ def answered(ask: Ask, message: MessageExt) -> LocalTransactionState:
     except urllib.error.HTTPError as error:
         error.close()
         words = f"the URL answered with HTTP status {error.code}; allowed is 200"
+    except urllib.error.URLError as error:
+        words = f"the URL cannot be asked: {error.reason}"
+    except http.client.HTTPException as error:
+        words = f"the URL gave no whole answer of HTTP ({type(error).__name__}: {str(error)[:_SHOWN_COUNT]!r})"
     except OSError as error:
         words = str(error)
     out.note(
@@ -119,19 +129,59 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _by_url(url: str, timeout_s: float) -> Ask:
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https") or not urllib.parse.urlsplit(url).hostname:
-        raise ConfigError(
-            f"--check-url: found {url!r}; allowed is a URL that begins with http:// or https://",
-            key="--check-url",
-            value=url,
-        )
+    _check_url(url)
     opener = urllib.request.build_opener(_NoRedirects)
 
-    def ask(data: bytes) -> bytes:
+    def fetched(data: bytes, deadline_s: float) -> bytes:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         with opener.open(request, timeout=timeout_s) as response:
             if response.status != 200:
                 raise urllib.error.HTTPError(url, response.status, "", response.headers, None)
-            return bytes(response.read(_ANSWER_SIZE))
+            answer = b""
+            while part := response.read1(_ANSWER_SIZE):
+                answer += part
+                if len(answer) > _ANSWER_SIZE:
+                    return bytes(answer) + b"..."  # no word is so long, not even one with spaces behind it
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError
+            if response.length:  # the connection ended before the answer, so what came is none, even if it is a word
+                raise http.client.IncompleteRead(answer, response.length)
+            return bytes(answer)
+
+    def ask(data: bytes) -> bytes:
+        # The time limit of a socket is one for each of its reads: a server that sends a byte from time to time would
+        # never reach it. So a thread asks, and is left alone after the time for the whole.
+        answer: Future[bytes] = Future()
+
+        def fetch() -> None:
+            try:
+                answer.set_result(fetched(data, time.monotonic() + timeout_s))
+            except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+                answer.set_exception(error)
+
+        threading.Thread(target=fetch, name="messagestore-check-url", daemon=True).start()
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"the URL had not answered after {timeout_s:g} s (--check-timeout)") from None
 
     return ask
+
+
+def _check_url(url: str) -> None:
+    """Refuse what no question could be sent to: each one counts, and after `transactionCheckMax` the message goes."""
+    allowed = ""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            allowed = "a URL that begins with http:// or https://"
+        elif parts.username is not None:
+            allowed = "a URL without a user and a password"
+        elif not url.isascii() or not url.isprintable() or " " in url:
+            allowed = "a URL in which spaces and characters beyond ASCII are escaped, such as %20"
+        elif parts.port == 0:
+            allowed = "a port from 1 to 65535"
+    except ValueError as error:  # brackets without an address, or a port that is none
+        allowed = f"a URL that is well formed ({error})"
+    if allowed:
+        raise ConfigError(f"--check-url: found {url!r}; allowed is {allowed}", key="--check-url", value=url)

@@ -389,6 +389,61 @@ def test_a_url_that_does_not_answer_leaves_the_message_open(
     assert "refused" in said[1]
 
 
+@pytest.mark.parametrize(
+    ("answered", "words"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncommit", "no whole answer"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ncommit", "no whole answer"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\ncommit\r\n", "no whole answer"),
+        (b"\0 no HTTP\r\n\r\n", "no whole answer of HTTP (BadStatusLine"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"." * 70_000 + b"\r\n\r\ncommit", "no whole answer of HTTP (LineTooLong"),
+        (b"HTTP/1.1 200 OK\r\n\r\ncommit" + b" " * 5000 + b"ted to nothing", "it answered 'commit"),
+    ],
+)
+def test_an_answer_that_is_cut_or_garbage_is_none(
+    root: Path, answered: bytes, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that was killed within its answer had sent six bytes of it, and the message was committed."""
+
+    def answer(request: BaseHTTPRequestHandler, data: bytes) -> None:
+        request.wfile.write(answered)
+        request.close_connection = True
+
+    message = half(root)
+    with answering(answer) as url:
+        ask = checks.check_by(None, url, 60)
+        assert ask is not None
+        assert checks.answered(ask, message) is UNKNOW
+    said = capsys.readouterr().err
+    assert words in said and "It stays open" in said
+    assert len(said) < 500
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_a_url_that_answers_a_byte_at_a_time_is_not_waited_for(
+    root: Path, head: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each byte comes in time, and the answer does not."""
+    given_up = threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler, data: bytes) -> None:
+        request.close_connection = True
+        with contextlib.suppress(OSError):
+            request.wfile.write(head)
+            while not given_up.wait(0.05):
+                request.wfile.write(b" ")
+
+    message = half(root)
+    with answering(answer) as url:
+        ask = checks.check_by(None, url, 0.5)
+        assert ask is not None
+        try:
+            assert checks.answered(ask, message) is UNKNOW
+        finally:
+            given_up.set()
+    assert "had not answered after 0.5 s (--check-timeout)" in capsys.readouterr().err
+
+
 def test_other_writers_go_on_while_a_check_takes_its_time(root: Path, config: Path, tmp_path: Path) -> None:
     """The store is not held while the user's command runs."""
     (tmp_path / "go").touch()
@@ -416,6 +471,12 @@ def test_other_writers_go_on_while_a_check_takes_its_time(root: Path, config: Pa
         (["--check-command", "'"], "quoted as for a shell"),
         (["--check-command", ""], "found no program ''"),
         (["--check-url", "ftp://x/"], "begins with http:// or https://"),
+        (["--check-url", "http://[::1/"], "well formed"),
+        (["--check-url", "http://x:paid/"], "well formed"),
+        (["--check-url", "http://x:99999/"], "well formed"),
+        (["--check-url", "http://x/was paid"], "escaped, such as %20"),
+        (["--check-url", "http://x/bezahlt-ü"], "escaped, such as %20"),
+        (["--check-url", "http://me:word@x/"], "without a user and a password"),
         (["--check-timeout", "soon"], "--check-timeout"),
         (["--listen", "here"], "allowed is HOST:PORT"),
         (["--without", "metrics", "--checkpoint", "x"], "found together with --without metrics"),
