@@ -43,7 +43,8 @@ def is_textual(kind: pa.DataType) -> bool:
 def plain(array: pa.Array) -> pa.Array:
     """The same values as a plain array. It copies only what is not plain yet."""
     if isinstance(array, pa.DictionaryArray):
-        array = array.dictionary_decode()
+        # Arrow decodes no dictionary of views, which the categories of Polars are.
+        array = pa.DictionaryArray.from_arrays(array.indices, plain(array.dictionary), safe=False).dictionary_decode()
     if not is_plain(array.type):
         binary = pa.types.is_fixed_size_binary(array.type) or array.type == pa.binary_view()
         array = array.cast(pa.binary() if binary else pa.string())
@@ -188,7 +189,7 @@ def ranges_of(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], ND
 def valid_of(array: pa.Array) -> NDArray[np.bool_]:
     """True where a value is not null: bool[n]."""
     if isinstance(array, pa.DictionaryArray) and array.dictionary.null_count:
-        array = array.dictionary_decode()
+        array = plain(array)
     if not array.null_count:
         return np.ones(len(array), np.bool_)
     return numpy_of(array.is_valid())

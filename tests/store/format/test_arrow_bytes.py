@@ -20,10 +20,14 @@ KINDS = [
     pa.binary_view(),
     pa.dictionary(pa.int8(), pa.string()),
     pa.dictionary(pa.int32(), pa.binary()),
+    pa.dictionary(pa.uint32(), pa.string_view()),  # a category of Polars
 ]
 
 
 def arrow(kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(kind) and not arrow_bytes.is_plain(kind.value_type):
+        indices = pa.array([0, None, 1, 2, 3], kind.index_type)
+        return pa.DictionaryArray.from_arrays(indices, pa.array([b"ab", b"", b"c", b"\xc3\xa9"]).cast(kind.value_type))
     if pa.types.is_dictionary(kind):
         return pa.array(VALUES, pa.binary()).cast(kind.value_type).dictionary_encode().cast(kind)
     return pa.array(VALUES, pa.binary()).cast(kind)
@@ -52,8 +56,10 @@ def test_what_is_no_text() -> None:
 
 
 def test_a_null_within_a_dictionary_is_a_null() -> None:
-    array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
-    assert arrow_bytes.valid_of(array).tolist() == [True, False, True]
+    for kind in (pa.string(), pa.string_view()):
+        array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]).cast(kind))
+        assert arrow_bytes.valid_of(array).tolist() == [True, False, True]
+        assert arrow_bytes.plain(array).to_pylist() == ["a", None, "a"]
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.string())], ids=str)
