@@ -119,6 +119,22 @@ def test_for_a_person_it_says_what_runs_and_what_was_done(root: Path, config: Pa
     assert stdout.splitlines()[-1].endswith("0 segments deleted, 0 half messages committed and 0 rolled back")
 
 
+def test_a_half_message_about_which_nobody_answers_is_put_aside_aloud(root: Path, config: Path) -> None:
+    """Each question counts, also while the URL is down: the message was gone, and nothing said where."""
+    config.write_text(config.read_text() + "transactionCheckMax=2\n")
+    arguments = [root, "--store-config", config, "--without", "metrics", "--check-url", "http://127.0.0.1:1/"]
+    process = start("run", *arguments, "--json")
+    try:
+        told(process, ("half messages", "discarded"))
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert "They are in TRANS_CHECK_MAX_TIME_TOPIC now" in stderr
+    assert stderr.count("the URL cannot be asked") == 2
+    assert count(root, "TRANS_CHECK_MAX_TIME_TOPIC") == 1
+
+
 def test_kills_lose_and_double_nothing(root: Path, config: Path) -> None:
     """kill -9 while it delivers and checks; the next one goes on where the killed one was."""
     with MessageStore.open(root, SETTINGS) as store:

@@ -215,6 +215,12 @@ class _Done:
                 "open": report.open,
             }
             self._tell("half messages", fields, ", ".join(f"{count} {name}" for name, count in _named(fields)))
+        if report.discarded:
+            out.note(
+                f"messagestore: {out.count_words(report.discarded, 'half message')} put aside, asked about "
+                "transactionCheckMax times or older than fileReservedTime. They are in TRANS_CHECK_MAX_TIME_TOPIC now, "
+                "and nobody asks about them again"
+            )
         for message_id, error in report.failures:
             out.note(f"messagestore: half message {message_id}: {error}")
         return self._settings().transaction_check_interval / 1000
