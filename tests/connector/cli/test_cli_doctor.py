@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli_runs import error, finish, lines, objects, run, start
-from messagestore import MessageStore
+from messagestore import MessageExt, MessageStore
 from messagestore.inspect import host
 from pyspark_messagestore.cli.commands import doctor as cli_doctor
 from small import SMALL, ClockDisk, filled
@@ -196,6 +198,24 @@ def test_the_demo_kills_a_process_and_counts(tmp_path: Path) -> None:
     assert "verify` checked" in stdout
     assert "lost 0, duplicated 0; batches in part: 0" in stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_shows_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks again if there were too few messages yet: the first ones then stood there twice, as if doubled."""
+    from pyspark_messagestore.cli.commands import demo as cli_demo
+
+    looks = itertools.count(1)
+
+    class Slow(cli_demo.Cursor):
+        """Sees one message more at each look."""
+
+        def once(self) -> Iterator[MessageExt]:
+            return itertools.islice(super().once(), next(looks))
+
+    monkeypatch.setattr(cli_demo, "Cursor", Slow)
+    shown = [line for line in run("demo").stdout.splitlines() if line.startswith("  flights/")]
+    assert len(shown) == len(set(shown)) == cli_demo._SHOWN
+    assert next(looks) > 2
 
 
 def test_the_store_of_the_demo_can_be_kept(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ class _Story:
             if shown < _SHOWN and self.puts:
                 with contextlib.closing(STORES.reader(Location(self.root), looking())) as store:
                     cursor = Cursor(store, [TOPIC])
-                    for message in list(cursor.once())[:_SHOWN]:
+                    for message in list(cursor.once())[shown:_SHOWN]:
                         self._say("  " + out.message_line(message))
                         shown += 1
             time.sleep(0.01)
