@@ -278,11 +278,14 @@ def _table(name: str, value: object) -> pa.RecordBatch | pa.Table:
         return value
     if not isinstance(value, ArrowStream):
         raise arguments.refused(name, value, "MessageColumns, RecordBatch, Table, or a frame with __arrow_c_stream__")
+    if isinstance(value, pa.RecordBatchReader):
+        return value.read_all()  # what its source raises, such as a scan of a damaged store, comes as it is
     try:
-        return pa.table(value)
+        reader = pa.RecordBatchReader.from_stream(value)
     except pa.ArrowInvalid as error:  # a single column has the method, too
         fault = f"{name}: found {type(value).__name__}, which gives no columns with names ({error}); allowed is a frame"
         raise ConfigError(fault, key=name, value=value) from None
+    return reader.read_all()
 
 
 def _of_rows(values: Any, mask: NDArray[np.bool_]) -> Any:

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from messagestore import BatchRequest, ConfigError, MessageColumns, MessageIllegalError, MessageStore
+from messagestore import BatchRequest, ChecksumError, ConfigError, MessageColumns, MessageIllegalError, MessageStore
 from messagestore.read_only_store import CHUNK_ROWS
 from small import SMALL
 
@@ -108,6 +108,37 @@ def test_a_frame_that_is_not_allowed_writes_nothing(tmp_path: Path, case: str) -
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         with pytest.raises(kind, match=words):
             store.append_batch(rows, **arguments)
+        assert store.topics() == {}
+
+
+def test_a_scan_that_fails_says_why_and_nothing_is_written(tmp_path: Path) -> None:
+    """A damaged source was called a frame without columns: nobody looked at its disk."""
+    with MessageStore.open(tmp_path / "source", SMALL) as source:
+        source.append_batch(TABLE)
+    (path,) = (tmp_path / "source" / "commitlog").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"D7", b"D8"))
+    with (
+        MessageStore.open_read_only(tmp_path / "source", SMALL) as source,
+        MessageStore.open(tmp_path / "s", SMALL) as store,
+    ):
+        with pytest.raises(ChecksumError):
+            store.append_batch(source.scan("gates", columns=["topic", "queueId", "body"]))
+        assert store.topics() == {}
+
+
+def test_a_stream_of_another_library_that_fails_is_no_frame_without_columns(tmp_path: Path) -> None:
+    def parts() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch(ROWS)
+        raise ValueError("the source is gone")
+
+    class Broken:
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            return pa.RecordBatchReader.from_batches(TABLE.schema, parts()).__arrow_c_stream__(requested_schema)
+
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        with pytest.raises(pa.ArrowException, match="the source is gone"):
+            store.append_batch(Broken())
         assert store.topics() == {}
 
 
