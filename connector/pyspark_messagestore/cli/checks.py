@@ -48,11 +48,17 @@ def check_by(command: str | None, url: str | None, timeout_s: float) -> Ask | No
     Raises
     ------
     ConfigError
-        Both were given, there is no such program, or the URL is not one of HTTP.
+        Both were given, there is no such program, the URL is not one of HTTP, or there is no time to answer.
     """
     if command is not None and url is not None:
         raise ConfigError(
             "--check-command and --check-url: found both; allowed is one of them. Leave one out", key="--check-url"
+        )
+    if timeout_s <= 0 and (command is not None or url is not None):
+        raise ConfigError(
+            f"--check-timeout: found {timeout_s:g} s; allowed is more, because nothing answers within no time",
+            key="--check-timeout",
+            value=timeout_s,
         )
     if command is not None:
         return _by_command(command, timeout_s)

@@ -494,6 +494,7 @@ def test_other_writers_go_on_while_a_check_takes_its_time(root: Path, config: Pa
         (["--check-url", "http://x/bezahlt-ü"], "escaped, such as %20"),
         (["--check-url", "http://me:word@x/"], "without a user and a password"),
         (["--check-timeout", "soon"], "--check-timeout"),
+        (["--check-timeout", "0s", "--check-command", "true"], "--check-timeout: found 0 s"),
         (["--listen", "here"], "allowed is HOST:PORT"),
         (["--without", "metrics", "--checkpoint", "x"], "found together with --without metrics"),
         (["--checkpoint", "no-such-folder"], "no-such-folder"),
