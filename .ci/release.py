@@ -83,7 +83,9 @@ def pins(title: str = "# extra: spark") -> list[str]:
 
 
 def parts_of(version: str, files: list[Path]) -> str:
-    """The package, its files, and what is installed with it and its extras for a cluster's host, as CycloneDX JSON."""
+    """The package, its files, what it brings of others, and what is installed with it and its extras for a cluster's
+    host, as CycloneDX JSON.
+    """
     bom = Bom()
     own = Component(
         name=NAME,
@@ -116,7 +118,33 @@ def parts_of(version: str, files: list[Path]) -> str:
         )
         bom.components.add(part)
         bom.register_dependency(own, [part])
+    brought = uplot()
+    bom.components.add(brought)
+    bom.register_dependency(own, [brought])
     return str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
+
+
+def uplot() -> Component:
+    """The charts of the dashboard, which are in the wheel: no requirement names them."""
+    path = ROOT / "connector/pyspark_messagestore/dashboard/static/uplot/uPlot.iife.min.js"
+    stated = re.match(r"/\*! \S+ \(v([\d.]+)\) \*/", path.read_text(encoding="utf-8"))
+    if stated is None:
+        sys.exit(f"{path}: found no version in its first line; allowed is one, for the list of parts")
+    return Component(
+        name="uplot",
+        version=stated[1],
+        type=ComponentType.LIBRARY,
+        purl=PackageURL("npm", None, "uplot", stated[1]),
+        bom_ref="uplot",
+        licenses=[LicenseExpression("MIT")],
+        components=[
+            Component(
+                name=path.name,
+                type=ComponentType.FILE,
+                hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256(path))],
+            )
+        ],
+    )
 
 
 # ---- the smoke test

@@ -36,7 +36,8 @@ def test_the_list_of_parts_has_every_requirement_and_every_file(release: types.M
     names = {part["name"] for part in parts["components"]}
     assert {"numpy", "pyarrow", "isal", "typer", "prometheus-client", "cheroot", "zstandard"} <= names
     assert "pyspark" not in names
-    assert all(part["purl"].startswith("pkg:pypi/") for part in parts["components"])
+    others = [part["purl"] for part in parts["components"] if not part["purl"].startswith("pkg:pypi/")]
+    assert others == ["pkg:npm/uplot@1.6.32"]  # in the wheel itself: a scanner of the list did not know it
     assert "pkg:pypi/jaraco-functools@" in json.dumps(parts)
 
 
