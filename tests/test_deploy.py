@@ -100,6 +100,7 @@ def test_what_the_containerfile_copies_exists() -> None:
         "FROM",
         "RUN",
         "COPY",
+        "ARG",
         "WORKDIR",
         "ENV",
         "USER",
@@ -130,6 +131,15 @@ def test_the_containerfile_finds_its_sections_of_the_pins() -> None:
     builds = (importlib.metadata.requires("hatchling") or []) + ["hatchling"]
     wanted = {re.split(r"[^\w.-]", each)[0] for each in builds if "python_version" not in each}
     assert wanted <= there, "pip builds the wheel with nothing else"
+
+
+def test_an_image_may_know_its_commit() -> None:
+    """`messagestore --version` in a container said that the commit is unknown: there is no git where it is built."""
+    (step,) = [rest for word, rest in instructions() if word == "RUN" and "pip wheel" in rest]
+    written = step.index("connector/pyspark_messagestore/commit.txt")
+    assert step.index('"$COMMIT"') < written < step.index("pip wheel")
+    compose = yaml.safe_load((CONTAINER / "compose.yaml").read_text(encoding="utf-8"))
+    assert compose["services"]["store"]["build"]["args"] == {"COMMIT": "${COMMIT:-}"}
 
 
 def test_the_services_of_the_compose_file_start_commands_that_exist() -> None:
