@@ -17,6 +17,7 @@ from interop import java_build
 from interop.conftest import need
 from interop.java_build import NEWEST
 from interop.java_store import COUNTS
+from interop.live import put, soon
 from interop.real_broker import NameServer, RealBroker
 from messagestore import Message, MessageStore, StoreConfig
 from stream_steps import begun, step, stream
@@ -91,6 +92,15 @@ def test_consumer_progress_of_a_stream(memory: Path, root: Path) -> None:
             names.mqadmin("updateTopic", "-c", "DefaultCluster", "-t", f"%RETRY%{SECOND}", "-r", "1", "-w", "1")
             text = until(progress, lambda: names.mqadmin("consumerProgress", "-g", SECOND))
             assert progress(text) == dict.fromkeys(range(4), ("broker-a", 3, 1)), text
+
+            # The broker keeps the offsets now, so it is told. What it has stored says where it listens.
+            put(names, "t", [b"y"] * 8, queues=4)
+            with MessageStore.open_read_only(root) as store:
+                soon(lambda: [store.max_offset("t", each) for each in range(4)], lambda ends: ends == [5] * 4)
+            read_with(root, FIRST, 20)
+            there = dict.fromkeys(range(4), ("broker-a", 5, 5))
+            text = until(lambda text: progress(text) == there, lambda: names.mqadmin("consumerProgress", "-g", FIRST))
+            assert "Diff Total: 0" in text
 
 
 def test_settings_of_groups_go_both_ways(memory: Path, root: Path) -> None:

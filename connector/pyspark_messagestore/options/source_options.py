@@ -256,8 +256,10 @@ class SourceOptions(BrokerOptions):
         "After each micro-batch, the query publishes how far it has read as this group's offsets in RocketMQ's "
         "`config/consumerOffset.json` (`messagestore groups` shows them). Give each query a group of its own. The "
         "offsets are never used for recovery. With rocketmq:// as path, the brokers are told, and pulls name the "
-        "group. If they cannot be published (a Java broker holds the store and keeps the file itself; the folder is "
-        "read-only; the disk is full), the query logs a warning, continues, and tries again later.",
+        "group. A broker that holds the store keeps this file in memory, so it is told, too, where the newest message "
+        "that was read says that it listens (with `MESSAGESTORE_CREDENTIALS_FILE`, if it checks permissions). If they "
+        "cannot be published (that broker does not answer; the folder is read-only; the disk is full), the query logs "
+        "a warning, continues, and tries again later.",
         aliases=("group",),
         only=STREAMS,
     )

@@ -353,7 +353,15 @@ class LocalReader:
     # ---- others
 
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """Write how far a query has read, as the offsets of a consumer group, to `config/consumerOffset.json`."""
+        """Write how far a query has read, as the offsets of a consumer group, to `config/consumerOffset.json`. A broker
+        that holds the store has this file in memory, and is told.
+        """
+        holder = probe_java(self._path)
+        if holder is not None:
+            from messagestore.spi.holder import tell_holder  # what most readers never need
+
+            tell_holder(self._view, group, offsets, holder.words)
+            return
         publish_offsets(
             self._path, group, offsets, disk=self._disk, pending=lambda table: add_progress(self._view, table)
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from messagestore.errors import ConfigError
 from messagestore.format.config import duration_s
-from messagestore.remoting.settings import host_and_port
+from messagestore.remoting.settings import RemotingSettings, host_and_port
 
 ROCKETMQ = "rocketmq"
 """The scheme of brokers: `rocketmq://ns1:9876;ns2:9876`, with the addresses of name servers."""
@@ -97,6 +97,18 @@ class RemoteSettings:
             text = os.environ.get(_RETRY_TIMEOUT, "")
             retry_timeout_s = duration_s(_RETRY_TIMEOUT, text) if text else cls().retry_timeout_s
         return cls(**values, retry_timeout_s=retry_timeout_s)
+
+    def remoting(self) -> RemotingSettings:
+        """How brokers and name servers are reached."""
+        return RemotingSettings(
+            credentials_file=self.credentials_file,
+            use_tls=self.use_tls,
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+            check_host_name=self.check_host_name,
+            retry_timeout_s=self.retry_timeout_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

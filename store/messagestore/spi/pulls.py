@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ from messagestore.format.record_scan import chains, heads
 from messagestore.remoting import Answer, Call, codes
 from messagestore.remoting.client import refused
 from messagestore.remoting.replicas import Replicas
-from messagestore.spi.interface import Range
+from messagestore.spi.interface import Queue, Range
 
 SUBSCRIPTION_FLAG = 4
 """`sysFlag`: the request says what it subscribes to. Without COMMIT_OFFSET (1) and SUSPEND (2), a pull changes nothing,
@@ -154,6 +154,17 @@ class Records:
             self.physical_offsets[some],
             self.store_timestamps_ms[some],
         )
+
+
+def progress_requests(group: str, offsets: Mapping[Queue, int]) -> list[tuple[int, dict[str, object]]]:
+    """The requests that tell a broker how far a group has read: the code and the header of each."""
+    return [
+        (
+            codes.UPDATE_CONSUMER_OFFSET,
+            {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset},
+        )
+        for (topic, queue_id), offset in offsets.items()
+    ]
 
 
 def pull_fields(topic: str, queue_id: int, queue_offset: int, most: int, group: str = GROUP) -> dict[str, object]:

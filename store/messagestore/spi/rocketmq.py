@@ -35,7 +35,7 @@ from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.message import is_ordinary_topic
 from messagestore.log.remembered import corrected
-from messagestore.remoting import Answer, Client, RemotingSettings, Route, codes
+from messagestore.remoting import Answer, Client, Route, codes
 from messagestore.remoting.idle_clients import given_back, taken
 from messagestore.remoting.replicas import Replicas, Request
 from messagestore.spi.interface import (
@@ -53,8 +53,8 @@ from messagestore.spi.interface import (
     Report,
     StoreWriter,
 )
-from messagestore.spi.location import Location, RemoteSettings
-from messagestore.spi.pulls import ANSWERS, GROUP, Pull, Records, pull_fields
+from messagestore.spi.location import Location
+from messagestore.spi.pulls import ANSWERS, GROUP, Pull, Records, progress_requests, pull_fields
 from messagestore.spi.waits import Waits
 
 LOOK_S = 0.1
@@ -132,20 +132,7 @@ ROCKETMQ_STORES = RocketMQStores()
 
 def client_of(location: Location) -> Client:
     """A client of the cluster at a location, which `given_back` takes in the end."""
-    return taken(location.name_servers, remoting_settings(location.settings))
-
-
-def remoting_settings(settings: RemoteSettings) -> RemotingSettings:
-    """How the servers of a cluster are reached."""
-    return RemotingSettings(
-        credentials_file=settings.credentials_file,
-        use_tls=settings.use_tls,
-        ca_file=settings.ca_file,
-        cert_file=settings.cert_file,
-        key_file=settings.key_file,
-        check_host_name=settings.check_host_name,
-        retry_timeout_s=settings.retry_timeout_s,
-    )
+    return taken(location.name_servers, location.settings.remoting())
 
 
 def _cannot(location: Location, what: str) -> NoReturn:
@@ -694,13 +681,7 @@ class RocketMQReader:
 
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
         """Tell the broker how far a query has read, as the offsets of a consumer group."""
-        requests: list[Request] = [
-            (
-                codes.UPDATE_CONSUMER_OFFSET,
-                {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset},
-            )
-            for (topic, queue_id), offset in offsets.items()
-        ]
+        requests = progress_requests(group, offsets)
         try:
             self._asked(requests)
         except BrokerError as error:

@@ -1,0 +1,96 @@
+"""Tells the broker that holds a store how far a query that reads the store's folder has got.
+
+A broker keeps the offsets of consumer groups in memory, and overwrites their file. So it is asked to note them, as its
+own consumers ask it. Where it listens is in the records: each has the host that stored it. Another broker may listen
+there now, so before it is told anything, it has to show the newest record that the query has read, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from messagestore.errors import BrokerError, StoreUnavailableError
+from messagestore.format.record import decode_message
+from messagestore.read.view import StoreView
+from messagestore.remoting import Client, codes
+from messagestore.remoting.client import refused
+from messagestore.remoting.idle_clients import given_back, taken
+from messagestore.spi.interface import Queue
+from messagestore.spi.location import RemoteSettings
+from messagestore.spi.pulls import progress_requests, pull_fields
+
+ANSWER_TIMEOUT_S = 5.0
+"""How long an answer is waited for: a micro-batch waits, too, and the progress can be told later."""
+_VIEWED = frozenset({codes.SUCCESS, codes.SYSTEM_ERROR})
+
+
+def tell_holder(view: StoreView, group: str, offsets: Mapping[Queue, int], holder: str) -> None:
+    """Tell the broker that holds a store how far a group has read.
+
+    It is reached with the settings of this process's environment, such as `MESSAGESTORE_CREDENTIALS_FILE`.
+
+    Parameters
+    ----------
+    holder : str
+        Who holds the store, for errors.
+
+    Raises
+    ------
+    StoreUnavailableError
+        No message that was read is there any more, or no broker with this log answers where it was stored.
+    BrokerError
+        The broker refuses.
+    """
+    why = f"{view.files.paths.root}: {holder} holds the store, and keeps the offsets of groups"
+    newest = _newest(view, offsets)
+    data = None if newest is None else view.files.commit_log.record_bytes(newest)
+    if newest is None or data is None:
+        raise StoreUnavailableError(f"{why}. No message that was read is left, which would say where it listens")
+
+    message = decode_message(data, physical_offset=newest)
+    address = message.store_host
+    settings = RemoteSettings.of(retry_timeout_s=0.0).remoting()
+    client = taken(address, settings)
+    try:
+        fields = {"topic": message.topic, "offset": newest}
+        shown = client.request(address, codes.VIEW_MESSAGE_BY_ID, fields, accepts=_VIEWED, timeout_s=ANSWER_TIMEOUT_S)
+        if shown.body != data:
+            raise StoreUnavailableError(
+                f"{why}. The newest message that was read was stored at {address}, where another broker listens now"
+            )
+        _note(client, address, group, offsets)
+    except (StoreUnavailableError, BrokerError):
+        client.drop(address)  # answers to other requests may be on their way
+        raise
+    finally:
+        given_back(client)
+
+
+def _newest(view: StoreView, offsets: Mapping[Queue, int]) -> int | None:
+    """The highest physical offset of the last messages that were read."""
+    places = []
+    for (topic, queue_id), offset in offsets.items():
+        if offset and len(units := view.units(topic, queue_id, offset - 1, offset)):
+            places.append(int(units["physical_offset"][0]))
+    return max(places, default=None)
+
+
+def _note(client: Client, address: str, group: str, offsets: Mapping[Queue, int]) -> None:
+    requests = progress_requests(group, offsets)
+    try:
+        _ask(client, address, requests)
+    except BrokerError as error:
+        if error.code != codes.SUBSCRIPTION_GROUP_NOT_EXIST:
+            raise
+        # A broker makes a group when the group pulls, if it may (autoCreateSubscriptionGroup).
+        queue, offset = next(iter(offsets.items()))
+        client.send(address, codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, group)).answer(ANSWER_TIMEOUT_S)
+        _ask(client, address, requests)
+
+
+def _ask(client: Client, address: str, requests: Sequence[tuple[int, Mapping[str, object]]]) -> None:
+    """Send requests, and then wait for their answers."""
+    calls = [client.send(address, code, fields) for code, fields in requests]
+    for answer in [call.answer(ANSWER_TIMEOUT_S) for call in calls]:
+        if answer.code != codes.SUCCESS:
+            raise refused(answer)
