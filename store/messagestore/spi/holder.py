@@ -2,7 +2,7 @@
 
 A broker keeps the offsets of consumer groups in memory, and overwrites their file. So it is asked to note them, as its
 own consumers ask it. Where it listens is in the records: each has the host that stored it. Another broker may listen
-there now, so before it is told anything, it has to show the newest record that the query has read, byte for byte.
+there now, so before it is told anything, it has to show the newest record that the query knows, byte for byte.
 """
 
 from __future__ import annotations
@@ -37,41 +37,49 @@ def tell_holder(view: StoreView, group: str, offsets: Mapping[Queue, int], holde
     Raises
     ------
     StoreUnavailableError
-        No message that was read is there any more, or no broker with this log answers where it was stored.
+        None of the messages is there any more, or no broker with this log answers where the newest one was stored.
     BrokerError
         The broker refuses.
     """
-    why = f"{view.files.paths.root}: {holder} holds the store, and keeps the offsets of groups"
     newest = _newest(view, offsets)
+    if newest is None and not any(offsets.values()):
+        return  # topics without a message: the group has not read anything
+
+    why = f"{view.files.paths.root}: {holder} holds the store, and keeps the offsets of groups"
     data = None if newest is None else view.files.commit_log.record_bytes(newest)
     if newest is None or data is None:
-        raise StoreUnavailableError(f"{why}. No message that was read is left, which would say where it listens")
+        raise StoreUnavailableError(f"{why}. No message of these queues is left, which would say where it listens")
 
     message = decode_message(data, physical_offset=newest)
     address = message.store_host
-    settings = RemoteSettings.of(retry_timeout_s=0.0).remoting()
-    client = taken(address, settings)
+    client = taken(address, RemoteSettings.of(retry_timeout_s=0.0).remoting())
     try:
-        fields = {"topic": message.topic, "offset": newest}
-        shown = client.request(address, codes.VIEW_MESSAGE_BY_ID, fields, accepts=_VIEWED, timeout_s=ANSWER_TIMEOUT_S)
-        if shown.body != data:
-            raise StoreUnavailableError(
-                f"{why}. The newest message that was read was stored at {address}, where another broker listens now"
-            )
+        _check_log(client, address, message.topic, newest, data)
         _note(client, address, group, offsets)
-    except (StoreUnavailableError, BrokerError):
+    except StoreUnavailableError as error:
         client.drop(address)  # answers to other requests may be on their way
+        raise StoreUnavailableError(f"{why}. The newest message was stored at {address}. {error}") from error
+    except BrokerError:
+        client.drop(address)
         raise
     finally:
         given_back(client)
 
 
+def _check_log(client: Client, address: str, topic: str, position: int, data: bytes) -> None:
+    """Check that a broker has a record at the same place of its log."""
+    fields = {"topic": topic, "offset": position}
+    shown = client.request(address, codes.VIEW_MESSAGE_BY_ID, fields, accepts=_VIEWED, timeout_s=ANSWER_TIMEOUT_S)
+    if shown.body != data:
+        raise StoreUnavailableError("Another broker listens there now")
+
+
 def _newest(view: StoreView, offsets: Mapping[Queue, int]) -> int | None:
-    """The highest physical offset of the last messages that were read."""
+    """The highest physical offset of the messages around some offsets."""
     places = []
     for (topic, queue_id), offset in offsets.items():
-        if offset and len(units := view.units(topic, queue_id, offset - 1, offset)):
-            places.append(int(units["physical_offset"][0]))
+        units = view.units(topic, queue_id, max(0, offset - 1), offset + 1)
+        places += units["physical_offset"][units["size"] > 0].tolist()
     return max(places, default=None)
 
 

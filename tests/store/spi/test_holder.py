@@ -80,20 +80,36 @@ def test_another_broker_at_the_address_is_told_nothing(broker: Broker, reader: S
         broker.log[place] = bytes_there
     else:
         del broker.log[place]
-    with pytest.raises(StoreUnavailableError, match=rf"stored at {broker.address}, where another broker listens now"):
+    with pytest.raises(StoreUnavailableError, match=rf"stored at {broker.address}\. Another broker listens there now"):
         reader.publish_progress("g", OFFSETS)
     assert not broker.groups
 
 
 def test_a_broker_that_refuses_is_named(broker: Broker, reader: StoreReader) -> None:
     broker.fault = lambda request: (
-        answer(request, codes.NO_PERMISSION, remark="not yours") if request.code == codes.UPDATE_CONSUMER_OFFSET else None
+        answer(request, codes.NO_PERMISSION, remark="not yours")
+        if request.code == codes.UPDATE_CONSUMER_OFFSET
+        else None
     )
     with pytest.raises(BrokerError, match=rf"{broker.address} answered .*: not yours"):
         reader.publish_progress("g", OFFSETS)
 
 
+def test_a_group_that_begins_is_told_too(broker: Broker, reader: StoreReader) -> None:
+    """A query publishes its starting offsets before it has read anything."""
+    reader.publish_progress("g", {("t", 0): 0})
+    assert broker.groups == {("g", "t", 0): 0}
+
+
 def test_without_a_message_nobody_knows_where_the_broker_listens(broker: Broker, reader: StoreReader) -> None:
-    with pytest.raises(StoreUnavailableError, match="No message that was read is left"):
-        reader.publish_progress("g", {("t", 0): 0})
+    """Without any that there ever was, there is nothing to tell."""
+    reader.publish_progress("g", {("t", 2): 0})
+    with pytest.raises(StoreUnavailableError, match="No message of these queues is left"):
+        reader.publish_progress("g", {("t", 2): 7})
     assert not broker.asked
+
+
+def test_a_broker_that_does_not_answer_is_named(root: Path, broker: Broker, reader: StoreReader) -> None:
+    broker.fault = lambda _: b""
+    with pytest.raises(StoreUnavailableError, match=rf"{root}: .* holds the store.* stored at {broker.address}\. "):
+        reader.publish_progress("g", OFFSETS)
