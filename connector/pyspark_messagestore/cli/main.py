@@ -48,9 +48,15 @@ class _Program(Commands):
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        """The command that is meant; a word of another tool is answered with the name that it has here."""
+        """The command that is meant. A word of another tool is told the name that it has here; where that command takes
+        only a store and changes nothing, it runs.
+        """
         other = None if ctx.resilient_parsing or not args else real_name(args)
         if other is not None and (" " in other[0] or args[0] not in _names()):
+            name, *arguments = other[1].split()
+            if arguments == ["ROOT"]:
+                note(f"messagestore: {other[0]} is `messagestore {other[1]}` here")
+                return super().resolve_command(ctx, [name, *args[len(other[0].split()) :]])
             raise ConfigError(
                 f"there is no command {other[0]!r}. What it does elsewhere, `messagestore {other[1]}` does. "
                 "`messagestore -h` lists all commands",

@@ -1,7 +1,8 @@
 """The words that people know from other tools, and the command here that does the same.
 
-They are no commands: who types one is told the real name, so that there is one name for each thing in scripts and
-documents. `docs/guides/from-kafka.md` and `docs/guides/from-rocketmq.md` have them as tables.
+Who types one is told the real name, so that there is one name for each thing in scripts and documents. Where the
+command takes only a store, and changes nothing, it runs: there is nothing to guess. `docs/guides/from-kafka.md` and
+`docs/guides/from-rocketmq.md` have them as tables.
 """
 
 from __future__ import annotations

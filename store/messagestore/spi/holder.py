@@ -8,6 +8,7 @@ there now, so before it is told anything, it has to show the newest record that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from messagestore.errors import BrokerError, StoreUnavailableError
 from messagestore.format.record import decode_message
@@ -15,9 +16,10 @@ from messagestore.read.view import StoreView
 from messagestore.remoting import Client, codes
 from messagestore.remoting.client import refused
 from messagestore.remoting.idle_clients import given_back, taken
+from messagestore.remoting.replicas import Request
 from messagestore.spi.interface import Queue
 from messagestore.spi.location import RemoteSettings
-from messagestore.spi.pulls import progress_requests, pull_fields
+from messagestore.spi.pulls import ANSWERS, tell_progress
 
 ANSWER_TIMEOUT_S = 5.0
 """How long an answer is waited for: a micro-batch waits, too, and the progress can be told later."""
@@ -55,7 +57,7 @@ def tell_holder(view: StoreView, group: str, offsets: Mapping[Queue, int], holde
     client = taken(address, RemoteSettings.of(retry_timeout_s=0.0).remoting())
     try:
         _check_log(client, address, message.topic, newest, data)
-        _note(client, address, group, offsets)
+        tell_progress(partial(_ask, client, address), group, offsets)
     except StoreUnavailableError as error:
         client.drop(address)  # answers to other requests may be on their way
         raise StoreUnavailableError(f"{why}. The newest message was stored at {address}. {error}") from error
@@ -83,22 +85,9 @@ def _newest(view: StoreView, offsets: Mapping[Queue, int]) -> int | None:
     return max(places, default=None)
 
 
-def _note(client: Client, address: str, group: str, offsets: Mapping[Queue, int]) -> None:
-    requests = progress_requests(group, offsets)
-    try:
-        _ask(client, address, requests)
-    except BrokerError as error:
-        if error.code != codes.SUBSCRIPTION_GROUP_NOT_EXIST:
-            raise
-        # A broker makes a group when the group pulls, if it may (autoCreateSubscriptionGroup).
-        queue, offset = next(iter(offsets.items()))
-        client.send(address, codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, group)).answer(ANSWER_TIMEOUT_S)
-        _ask(client, address, requests)
-
-
-def _ask(client: Client, address: str, requests: Sequence[tuple[int, Mapping[str, object]]]) -> None:
+def _ask(client: Client, address: str, requests: Sequence[Request]) -> None:
     """Send requests, and then wait for their answers."""
     calls = [client.send(address, code, fields) for code, fields in requests]
-    for answer in [call.answer(ANSWER_TIMEOUT_S) for call in calls]:
-        if answer.code != codes.SUCCESS:
+    for (code, _), answer in zip(requests, [call.answer(ANSWER_TIMEOUT_S) for call in calls], strict=True):
+        if answer.code not in (ANSWERS if code == codes.PULL_MESSAGE else {codes.SUCCESS}):
             raise refused(answer)

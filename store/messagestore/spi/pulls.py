@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import (
+    BrokerError,
     CorruptionError,
     OffsetOutOfRangeError,
     StoreError,
@@ -34,7 +35,7 @@ from messagestore.format.layout import SYS_FLAG_INNER_BATCH
 from messagestore.format.record_scan import chains, heads
 from messagestore.remoting import Answer, Call, codes
 from messagestore.remoting.client import refused
-from messagestore.remoting.replicas import Replicas
+from messagestore.remoting.replicas import Replicas, Request
 from messagestore.spi.interface import Queue, Range
 
 SUBSCRIPTION_FLAG = 4
@@ -156,15 +157,24 @@ class Records:
         )
 
 
-def progress_requests(group: str, offsets: Mapping[Queue, int]) -> list[tuple[int, dict[str, object]]]:
-    """The requests that tell a broker how far a group has read: the code and the header of each."""
-    return [
+def tell_progress(ask: Callable[[list[Request]], object], group: str, offsets: Mapping[Queue, int]) -> None:
+    """Tell a broker how far a group has read; `ask` sends requests, and raises `BrokerError` if one is refused."""
+    requests: list[Request] = [
         (
             codes.UPDATE_CONSUMER_OFFSET,
             {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset},
         )
         for (topic, queue_id), offset in offsets.items()
     ]
+    try:
+        ask(requests)
+    except BrokerError as error:
+        if error.code != codes.SUBSCRIPTION_GROUP_NOT_EXIST:
+            raise
+        # A broker makes a group when the group pulls, if it may (autoCreateSubscriptionGroup).
+        queue, offset = next(iter(offsets.items()))
+        ask([(codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, group))])
+        ask(requests)
 
 
 def pull_fields(topic: str, queue_id: int, queue_offset: int, most: int, group: str = GROUP) -> dict[str, object]:

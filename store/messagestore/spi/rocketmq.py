@@ -23,7 +23,6 @@ from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from messagestore.errors import (
-    BrokerError,
     ConfigError,
     CorruptionError,
     StoreClosedError,
@@ -54,7 +53,7 @@ from messagestore.spi.interface import (
     StoreWriter,
 )
 from messagestore.spi.location import Location
-from messagestore.spi.pulls import ANSWERS, GROUP, Pull, Records, progress_requests, pull_fields
+from messagestore.spi.pulls import ANSWERS, GROUP, Pull, Records, pull_fields, tell_progress
 from messagestore.spi.waits import Waits
 
 LOOK_S = 0.1
@@ -681,16 +680,7 @@ class RocketMQReader:
 
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
         """Tell the broker how far a query has read, as the offsets of a consumer group."""
-        requests = progress_requests(group, offsets)
-        try:
-            self._asked(requests)
-        except BrokerError as error:
-            if error.code != codes.SUBSCRIPTION_GROUP_NOT_EXIST:
-                raise
-            # A broker makes a group when the group pulls, if it may (autoCreateSubscriptionGroup).
-            queue, offset = next(iter(offsets.items()))
-            self._asked([(codes.PULL_MESSAGE, pull_fields(*queue, offset, 1, group))])
-            self._asked(requests)
+        tell_progress(self._asked, group, offsets)
 
     def published_progress(self, group: str) -> Queues:
         """How far a consumer group has read in the queues that this reader has followed."""
