@@ -375,8 +375,20 @@ class _Comparison:
                     offsets[queue] = 0
         if [each.number for each in more] != list(range(more[0].number, more[0].number + len(more)) if more else ()):
             verdict.misread.append(f"{_words(queue)}: its numbers are {[each.number for each in found]}")
+        self._leave_out_doubtful(queue, Counter(each.body for each in more))
         for each in more:
             slots.append(self._explained(queue, each))
+
+    def _leave_out_doubtful(self, queue: Queue, there: Mapping[bytes, int]) -> None:
+        """Forget operations that failed, where another one left the same body in the same queue, and not all are there.
+
+        One message is sent back for two groups, the first time in vain: what is found is the second one's.
+        """
+        effects = self.effects.get(queue, [])
+        for body, asked in Counter(effect.body for _, effect in effects).items():
+            doubtful = [each for each in effects if each[1].body == body and not self.model.pending[each[0]].done]
+            for each in doubtful[: max(0, asked - there.get(body, 0))]:
+                effects.remove(each)
 
     def _explained(self, queue: Queue, found: Found) -> Slot:
         """Find out who left a message."""

@@ -17,6 +17,7 @@ from crash.plain_model import (
     COMMITTED,
     HALF_TOPIC,
     KILLED,
+    LIVES,
     POWER_CUT,
     SCHEDULE_TOPIC,
     Effect,
@@ -119,6 +120,19 @@ def test_what_is_in_doubt_is_there_as_a_whole() -> None:
         one.begins(Operation("batch", (Effect(QUEUE, b"a"), Effect(QUEUE, b"b")), batch=("app", 3)))
         assert one.compare({QUEUE: found(*bodies)}, KILLED).ok is good
         assert bool(one.batches) is (len(bodies) > 0)
+
+
+def test_a_put_that_failed_does_not_take_the_place_of_a_later_one() -> None:
+    one, level = Model(), (SCHEDULE_TOPIC, 1)
+    for group, returned in (("readers", False), ("billing", True)):
+        effect = Effect(level, b"a", Wait((f"%RETRY%{group}", 0), 5000, 1, 0, 1))
+        operation = one.begins(Operation(f"send back for {group}", (effect,)))
+        if returned:
+            one.returned(operation, durable=True)
+    assert one.compare({level: found(b"a")}, LIVES).ok
+    arrived = {level: found(b"a"), ("%RETRY%billing", 0): found(b"a", place=100)}
+    assert one.compare(arrived, CLOSED).ok
+    assert [slot.found.place for slot in one.arrived] == [0]
 
 
 def test_what_is_there_twice_or_moved_or_gone_is_told() -> None:
