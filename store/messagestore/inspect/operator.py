@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+
 from messagestore.broker.delivery import delivered_so_far
 from messagestore.broker.expired import ExpiredFiles, asked_for, foreseen
 from messagestore.broker.open_halves import OpenHalves
@@ -201,13 +203,13 @@ def look_at_topic(path: str, topic: str, times_ms: Sequence[int] = (), config: S
         queues, faults = offsets_of(view, [topic], None)
         ends = {(topic, row["queueId"]): (row["minOffset"], row["maxOffset"]) for row in queues}
         groups, more = groups_of(view, topic, ends)
-        stored = [0] * len(times_ms)
+        stored = np.zeros(len(times_ms), np.int64)
         before_ms = [time_ms - 1 for time_ms in times_ms]
         for (_, queue_id), (low, high) in ends.items():
             if low < high:
                 numbers = view.offsets_behind_times(topic, queue_id, before_ms, (low, high))
-                stored = [before + max(0, number - low) for before, number in zip(stored, numbers, strict=True)]
-    return TopicLook(queues, groups, stored, list(dict.fromkeys([*faults, *more])))
+                stored += np.maximum(0, np.array(numbers, np.int64) - low)
+    return TopicLook(queues, groups, stored.tolist(), list(dict.fromkeys([*faults, *more])))
 
 
 def group_places(path: str, topic: str, queue_id: int) -> dict[str, int | None]:

@@ -750,15 +750,15 @@ class StoreView:
                 seen[number] = None if head is None else int(head["store_timestamp_ms"])
             return seen[number]
 
+        first_ms, last_ms = (None, None) if first == end else (stored_ms(first), stored_ms(end - 1))
+
         def behind(before_ms: int) -> int:
+            if last_ms is not None and last_ms <= before_ms:  # most often nothing was stored since the time,
+                return end
+            if first_ms is not None and first_ms > before_ms:  # or everything
+                return first
+
             left, right = first, end
-            first_ms, last_ms = (None, None) if left == end else (stored_ms(left), stored_ms(end - 1))
-            if (
-                last_ms is not None and last_ms <= before_ms
-            ):  # most often nothing was stored since the time, or everything
-                left = end
-            elif first_ms is not None and first_ms > before_ms:
-                right = left
             while left < right:
                 middle = (left + right) // 2
                 middle_ms = stored_ms(middle)
