@@ -95,14 +95,7 @@ def parts_of(version: str, files: list[Path]) -> str:
         bom_ref=NAME,
         supplier=OrganizationalEntity(name=NAME),
         licenses=[LicenseExpression("Apache-2.0")],
-        components=[
-            Component(
-                name=path.name,
-                type=ComponentType.FILE,
-                hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256(path))],
-            )
-            for path in files
-        ],
+        components=list(map(file_part, files)),
     )
     bom.metadata.component = own
     for line in pins():
@@ -124,6 +117,12 @@ def parts_of(version: str, files: list[Path]) -> str:
     return str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
 
 
+def file_part(path: Path) -> Component:
+    """A file with its hash."""
+    digest = HashType(alg=HashAlgorithm.SHA_256, content=sha256(path))
+    return Component(name=path.name, type=ComponentType.FILE, hashes=[digest])
+
+
 def uplot() -> Component:
     """The charts of the dashboard, which are in the wheel: no requirement names them."""
     path = ROOT / "connector/pyspark_messagestore/dashboard/static/uplot/uPlot.iife.min.js"
@@ -137,13 +136,7 @@ def uplot() -> Component:
         purl=PackageURL("npm", None, "uplot", stated[1]),
         bom_ref="uplot",
         licenses=[LicenseExpression("MIT")],
-        components=[
-            Component(
-                name=path.name,
-                type=ComponentType.FILE,
-                hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256(path))],
-            )
-        ],
+        components=[file_part(path)],
     )
 
 

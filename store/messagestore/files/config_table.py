@@ -5,6 +5,7 @@ Threads: one. Processes: whoever saves holds a lock against other processes of t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 from messagestore.files.config_file import ConfigFile
@@ -13,7 +14,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class ConfigTable(Generic[K, V]):
+class ConfigTable(ABC, Generic[K, V]):
     """The rows of one file of `config/`, by their keys.
 
     Parameters
@@ -86,9 +87,9 @@ class ConfigTable(Generic[K, V]):
 
     # ---- what the tables differ in
 
+    @abstractmethod
     def _parsed(self, table: dict[str, Any]) -> dict[K, V]:
         """The rows in a file. `ConfigFile.load` says which errors a wrong table may raise."""
-        raise NotImplementedError
 
     def _merged(self, rows: dict[K, V], changed: dict[K, V]) -> dict[K, V]:
         """The rows of the file with those that were changed, in a new dict."""

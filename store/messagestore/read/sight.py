@@ -12,6 +12,7 @@ Threads: one thread at a time, as for the view.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 
@@ -109,7 +110,7 @@ class Seals:
         return seal.physical_offset + seal.size <= limit
 
 
-class Sight:
+class Sight(ABC):
     """What a reader sees.
 
     Attributes
@@ -129,6 +130,7 @@ class Sight:
     def __init__(self, files: StoreFiles) -> None:
         self.files = files
 
+    @abstractmethod
     def queue_end(self, key: Key, hint: int, *, hint_was_end: bool) -> int:
         """The number of the first message of a queue that is not visible. The queue's files are known.
 
@@ -144,7 +146,6 @@ class Sight:
         ------
         CorruptionError
         """
-        raise NotImplementedError
 
     def other_queues(self, topic: str | None = None) -> list[Key]:  # noqa: ARG002 - there are none
         """The queues, of one topic or of all, that a reader must see although they have no folder."""
