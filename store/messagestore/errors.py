@@ -275,6 +275,12 @@ class NotAStoreError(StoreError, ValueError):
         super().__init__(message)
         self.path = path
 
+    @classmethod
+    def of_version(cls, path: str, found: object, allowed: int) -> NotAStoreError:
+        """For a file of another format version."""
+        words = f"found format version {found!r:.60}; this release reads {allowed}. Use the release that wrote it"
+        return cls(f"{path}: {words}", path=path)
+
 
 class StoreLockedError(StoreError, RuntimeError):
     """Another process holds the store.

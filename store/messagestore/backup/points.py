@@ -109,11 +109,7 @@ class Point:
         fields = json.loads(text)
         version = fields.pop("formatVersion")
         if version != FORMAT_VERSION:
-            raise NotAStoreError(
-                f"{path}: found format version {version}; this release reads {FORMAT_VERSION}. Use the release that "
-                f"wrote it",
-                path=path,
-            )
+            raise NotAStoreError.of_version(path, version, FORMAT_VERSION)
 
         fields["files"] = {name: (size, crc) for name, (size, crc) in fields["files"].items()}
         return cls(**fields)

@@ -1,6 +1,6 @@
 """`spark/broker.json`: the name of the broker whose store this is. Reading and writing messages does not depend on it.
 
-    {"brokerName": "broker-a", "crc": .., "formatVersion": 2}
+    {"brokerName": "broker-a", "crc": .., "formatVersion": 1}
 
 The file is one of `checked_json`, and exists only if a writer gave a name. It is written by a process that holds the
 writer lock. `spark/store.json` does not hold the name, because that file is written once.

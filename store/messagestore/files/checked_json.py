@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from messagestore.errors import ConfigError, CorruptionError
+from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
 from messagestore.files.disk import Disk, replace_file
 from messagestore.format.record import crc32
 from messagestore.signal_handlers import pass_on
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 _Taken = TypeVar("_Taken")
 
 
@@ -38,6 +38,8 @@ def read_fields(
     ------
     CorruptionError
         The file is damaged.
+    NotAStoreError
+        Another release wrote the file.
     """
     try:
         data = disk.read(path, max_size)
@@ -47,9 +49,14 @@ def read_fields(
 
     try:
         fields = json.loads(data)
-        if fields.pop("formatVersion") != FORMAT_VERSION or fields.pop("crc") != _crc(fields):
-            raise ValueError("another CRC or format version")
+        if fields.pop("crc") != _crc(fields):
+            raise ValueError("another CRC")
+        version = fields.pop("formatVersion")
+        if version != FORMAT_VERSION:
+            raise NotAStoreError.of_version(path, version, FORMAT_VERSION)
         return take(fields)
+    except NotAStoreError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, ConfigError) as error:
         pass_on(error)
         raise CorruptionError(path, 0, f"{what} with their CRC", repr(error)[:160], hint=hint) from None
@@ -57,7 +64,8 @@ def read_fields(
 
 def as_file(fields: Mapping[str, Any]) -> bytes:
     """The bytes of a file."""
-    return json.dumps({"crc": _crc(fields), "formatVersion": FORMAT_VERSION, **fields}, sort_keys=True).encode("ascii")
+    fields = {"formatVersion": FORMAT_VERSION, **fields}
+    return json.dumps({"crc": _crc(fields), **fields}, sort_keys=True).encode("ascii")
 
 
 def write_fields(disk: Disk, path: str, fields: Mapping[str, Any], *, via: str) -> None:

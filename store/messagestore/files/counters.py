@@ -1,6 +1,6 @@
 """`spark/counters`: how often writers met what leaves no trace in the log. It is for monitoring; nothing depends on it.
 
-    {"counters": {"knownBatches": 3, "orphansDeleted": 12, "skippedBatches": 0}, "crc": .., "formatVersion": 2}
+    {"counters": {"knownBatches": 3, "orphansDeleted": 12, "skippedBatches": 0}, "crc": .., "formatVersion": 1}
 
 `deadLetters:TOPIC` counts the batches that have put dead letters into a topic, so that monitoring knows the topic.
 

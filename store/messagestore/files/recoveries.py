@@ -1,6 +1,6 @@
 """`spark/recoveries.json`: what the last recoveries cut, rebuilt or gave up. It is for people; nothing depends on it.
 
-    {"crc": .., "formatVersion": 2, "recoveries": [{"reason": "a writer crashed", "recoveredTime": 1760000000000, ..}]}
+    {"crc": .., "formatVersion": 1, "recoveries": [{"reason": "a writer crashed", "recoveredTime": 1760000000000, ..}]}
 
 The file is one of `checked_json`. The newest recovery comes last. One that found nothing to mend is not in the file, so
 an ordinary start does not touch it. It is written by a process that holds the writer lock.

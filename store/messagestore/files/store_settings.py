@@ -1,6 +1,6 @@
 """`spark/settings.json`: the settings that live with a store, for every process that gives none of its own.
 
-    {"crc": .., "formatVersion": 2, "settings": {"fileReservedTime": "168", "flushDiskType": "ASYNC_FLUSH"}}
+    {"crc": .., "formatVersion": 1, "settings": {"fileReservedTime": "168", "flushDiskType": "ASYNC_FLUSH"}}
 
 The keys are RocketMQ's, and the values are text, as in a properties file. The file is one of `checked_json`: a flipped
 bit in `fileReservedTime` would delete messages. It exists once a setting was stored, and is written by a process that

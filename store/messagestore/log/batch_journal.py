@@ -480,11 +480,7 @@ class BatchJournal:
         if crc != crc32(data[:_CRC_POSITION]):
             raise CorruptionError(path, _CRC_POSITION, f"CRC-32 {crc:08x} of the header", "another one")
         if version != JOURNAL_FORMAT:
-            raise NotAStoreError(
-                f"{path}: found format version {version}; this release reads {JOURNAL_FORMAT}. Use the release that "
-                f"wrote it",
-                path=path,
-            )
+            raise NotAStoreError.of_version(path, version, JOURNAL_FORMAT)
 
         journal = cls(
             covered=covered,

@@ -197,11 +197,7 @@ class Identity:
             raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60]), hint=_HINT) from error
 
         if version != FORMAT_VERSION:
-            raise NotAStoreError(
-                f"{path}: found format version {version}; this release reads {FORMAT_VERSION}. Use the release that "
-                f"wrote it",
-                path=path,
-            )
+            raise NotAStoreError.of_version(path, version, FORMAT_VERSION)
         if text != identity.to_json():
             damaged = "bytes that do not agree with their checksum"
             raise CorruptionError(path, 0, "a store's identity", damaged, hint=_HINT)

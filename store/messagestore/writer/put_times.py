@@ -10,7 +10,7 @@ What was put before a process began to write or deliver counts as put when it fi
 `spark/put-times.json` from one process to the next. They stay when the clock has caught up, since what was put before
 may still wait, and go when the store's clock has passed the last of these due times.
 
-    {"bootHash": 7, "crc": .., "formatVersion": 2, "marks": [[3000, 4096]], "untilMs": 1795170408381}
+    {"bootHash": 7, "crc": .., "formatVersion": 1, "marks": [[3000, 4096]], "untilMs": 1795170408381}
 
 The file is one of `checked_json`.
 

@@ -69,8 +69,8 @@ def test_names_in_other_letters(tmp_path: Path) -> None:
 
 def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     named(tmp_path / "s", "broker-a")
-    crc = zlib.crc32(b'{"brokerName": "broker-a"}')
-    wanted = b'{"brokerName": "broker-a", "crc": %d, "formatVersion": 2}' % crc
+    crc = zlib.crc32(b'{"brokerName": "broker-a", "formatVersion": 1}')
+    wanted = b'{"brokerName": "broker-a", "crc": %d, "formatVersion": 1}' % crc
     assert (tmp_path / "s" / "spark" / "broker.json").read_bytes() == wanted
 
 

@@ -41,9 +41,9 @@ def test_counts_add_up(spark: Path) -> None:
 
 def test_the_file_byte_by_byte(spark: Path) -> None:
     count(Disk(), str(spark), knownBatches=3, orphansDeleted=12)
-    others = b'{"counters": {"knownBatches": 3, "orphansDeleted": 12, "skippedBatches": 0}}'
+    others = b'{"counters": {"knownBatches": 3, "orphansDeleted": 12, "skippedBatches": 0}, "formatVersion": 1}'
     assert (spark / "counters").read_bytes() == (
-        b'{"counters": {"knownBatches": 3, "orphansDeleted": 12, "skippedBatches": 0}, "crc": %d, "formatVersion": 2}'
+        b'{"counters": {"knownBatches": 3, "orphansDeleted": 12, "skippedBatches": 0}, "crc": %d, "formatVersion": 1}'
         % zlib.crc32(others)
     )
     assert sorted(path.name for path in spark.iterdir()) == ["counters", "counters.lock"]

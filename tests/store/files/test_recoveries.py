@@ -43,8 +43,8 @@ def torn(root: Path) -> Path:
 def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     keep(tmp_path / "r", {"recoveredTime": 5, "reason": "a writer crashed", "cut": None})
     reports = b'"recoveries": [{"cut": null, "reason": "a writer crashed", "recoveredTime": 5}]'
-    crc = zlib.crc32(b"{" + reports + b"}")
-    assert (tmp_path / "r").read_bytes() == b'{"crc": %d, "formatVersion": 2, ' % crc + reports + b"}"
+    crc = zlib.crc32(b'{"formatVersion": 1, ' + reports + b"}")
+    assert (tmp_path / "r").read_bytes() == b'{"crc": %d, "formatVersion": 1, ' % crc + reports + b"}"
 
 
 def test_every_flipped_bit_is_damage(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_every_flipped_bit_is_damage(tmp_path: Path) -> None:
     "recoveries", [5, {}, [5], [{}], [{"recoveredTime": "now"}]], ids=["number", "object", "numbers", "empty", "text"]
 )
 def test_a_right_crc_over_something_else_is_damage(tmp_path: Path, recoveries: object) -> None:
-    crc = zlib.crc32(json.dumps({"recoveries": recoveries}).encode())
-    (tmp_path / "r").write_text(json.dumps({"crc": crc, "formatVersion": 2, "recoveries": recoveries}))
+    crc = zlib.crc32(json.dumps({"formatVersion": 1, "recoveries": recoveries}).encode())
+    (tmp_path / "r").write_text(json.dumps({"crc": crc, "formatVersion": 1, "recoveries": recoveries}))
     with pytest.raises(CorruptionError, match="reports of recoveries"):
         kept(tmp_path / "r")
 

@@ -31,9 +31,19 @@ def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     root = filled(tmp_path / "s", 2)
     alter_stored_config(root, {"FILERESERVEDTIME": 168, "preallocate": True})
     settings = '{"fileReservedTime": "168", "preallocate": "true"}'
-    crc = zlib.crc32(f'{{"settings": {settings}}}'.encode())
-    wanted = f'{{"crc": {crc}, "formatVersion": 2, "settings": {settings}}}'
+    crc = zlib.crc32(f'{{"formatVersion": 1, "settings": {settings}}}'.encode())
+    wanted = f'{{"crc": {crc}, "formatVersion": 1, "settings": {settings}}}'
     assert (root / "spark" / "settings.json").read_text() == wanted
+
+
+def test_the_settings_of_a_newer_release_are_refused(tmp_path: Path) -> None:
+    """They are not taken for damage, whose hint would be to delete them."""
+    root = filled(tmp_path / "s", 2)
+    others = '"formatVersion": 2, "settings": {}}'
+    crc = zlib.crc32(f"{{{others}".encode())
+    (root / "spark" / "settings.json").write_text(f'{{"crc": {crc}, {others}')
+    with pytest.raises(NotAStoreError, match=r"settings\.json: found format version 2; this release reads 1"):
+        MessageStore.open(root)
 
 
 def test_every_flipped_bit_is_damage(tmp_path: Path) -> None:

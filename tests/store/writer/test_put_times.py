@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -111,9 +112,9 @@ def test_the_file_goes_when_the_last_message_is_due_by_the_stores_clock(tmp_path
 
 def test_the_file_byte_by_byte(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(state, "_boot_hash", 7)
-    wanted = b'{"bootHash": 7, "crc": %d, "formatVersion": 2, "marks": [[1000, 100], [3000, 200]], "untilMs": 9000}'
-    found = Path(Saved(tmp_path).path).read_bytes()
-    assert found == wanted % int(found.split(b'"crc": ')[1].split(b",")[0])
+    others = b'"formatVersion": 1, "marks": [[1000, 100], [3000, 200]], "untilMs": 9000}'
+    crc = zlib.crc32(b'{"bootHash": 7, ' + others)
+    assert Path(Saved(tmp_path).path).read_bytes() == b'{"bootHash": 7, "crc": %d, ' % crc + others
 
 
 def test_every_flipped_bit_is_damage(tmp_path: Path) -> None:
