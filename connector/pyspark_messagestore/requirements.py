@@ -64,8 +64,7 @@ def _faults() -> Iterator[str]:
 def installed_from() -> str:
     """The argument by which pip installs this package again: the checkout or the wheel that it came from.
 
-    No index has the package, and whoever took its name there could run what he likes, so the name alone never stands in
-    a command.
+    No index has the package. Whoever took its name there could run any code, so no command has the name alone.
     """
     import importlib.metadata
     import json

@@ -165,6 +165,9 @@ def end_of_rows(rows: list[dict[str, Any]], faults: list[str], nothing: str) -> 
 # ---- opening
 
 
+_URL = re.compile(r"[A-Za-z][\w+.-]*:")
+
+
 def path_of(root: str) -> str:
     """A folder's path from a path or a file URL.
 
@@ -183,7 +186,7 @@ def path_of(root: str) -> str:
             key="ROOT",
             value=root,
         )
-    if re.match(r"[A-Za-z][\w+.-]*:", root):
+    if _URL.match(root):
         raise ConfigError(
             f"{root}: found a URL; allowed is the path of a folder on this machine, because this command needs the "
             f"store's files. Run it on the host of the store",
@@ -199,11 +202,20 @@ def location_of(root: str) -> Location:
     Raises
     ------
     ConfigError
-        As for `path_of`.
+        It is a URL of another kind, or a file, or it lies below a file.
     """
     scheme = root.split(":", maxsplit=1)[0].lower()
     kind = scheme.partition("+")[0]  # rocketmq+http is RocketMQ's brokers, too
-    return Location.of(root) if kind in OPENERS else Location(path_of(root))
+    if kind in OPENERS:
+        return Location.of(root)
+    if _URL.match(root) and kind != "file":
+        raise ConfigError(
+            f"{root}: found a URL of another kind; allowed are the path of a folder on this machine, http:// and "
+            f"https:// for `messagestore serve`, and rocketmq:// for brokers that run",
+            key="ROOT",
+            value=root,
+        )
+    return Location(path_of(root))
 
 
 def _reached(

@@ -35,7 +35,7 @@ _ANSWERS = {
 }
 _ANSWER_SIZE = 1024
 _SHOWN_COUNT = 100
-"""So many characters of what is no answer are told: the page of a proxy is long."""
+"""How many characters of a wrong answer an error repeats: the page of a proxy is long."""
 _GROUP = "PGROUP"
 
 Ask = Callable[[bytes], bytes]
@@ -56,7 +56,7 @@ def check_by(command: str | None, url: str | None, timeout_s: float) -> Ask | No
         )
     if timeout_s <= 0 and (command is not None or url is not None):
         raise ConfigError(
-            f"--check-timeout: found {timeout_s:g} s; allowed is more, because nothing answers within no time",
+            f"--check-timeout: found {timeout_s:g} s; allowed is a time above 0",
             key="--check-timeout",
             value=timeout_s,
         )

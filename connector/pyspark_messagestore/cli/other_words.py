@@ -1,6 +1,6 @@
 """The words that people know from other tools, and the command here that does the same.
 
-Who types one is told the real name, so that there is one name for each thing in scripts and documents. Where the
+The command answers with the real name, so that scripts and documents have one name for each thing. Where the
 command takes only a store, and changes nothing, it runs: there is nothing to guess. `docs/guides/from-kafka.md` and
 `docs/guides/from-rocketmq.md` have them as tables.
 """

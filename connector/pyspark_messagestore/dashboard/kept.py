@@ -63,7 +63,7 @@ class Kept:
 
     @property
     def age_s(self) -> float:
-        """How old the oldest is that this thread was given since `ask`, if the store has changed since then."""
+        """The age of the oldest result that this thread got since `ask`, if the store has changed since then."""
         return float(getattr(self._of_thread, "age_s", 0.0))
 
     def get(self, name: str, look: Callable[[], tuple[T, int]]) -> T:

@@ -139,7 +139,7 @@ def why_empty(stored: Stored, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _never(stored: Stored, what: str) -> str:
-    """Why there never was a message; or why one may be there that nobody sees yet."""
+    """Why there never was a message, or why nobody may see one yet."""
     figures = stored.facts().figures
     hidden = figures["unproven"]
     if hidden is not None:
@@ -270,7 +270,7 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
 
 
 def _first_after(stored: Stored, store: StoreReader, queues: Sequence[Queue], at_ms: int) -> int | None:
-    """Where in the log the first message of some queues lies that was stored after a time; None: there is none."""
+    """The place in the log of the first message of some queues that was stored after a time; None: there is none."""
     ends = store.ends([name for name, _ in queues[:1]]).queues
     after = store.seek(dict.fromkeys(queues, at_ms))
     later = [Range(*queue, first, first + 1) for queue, first in after.items() if first < ends[queue]]

@@ -88,7 +88,7 @@ class _Reader:
 
 
 class _Stream(StreamingResponse):
-    """The events of a reader. Whatever ends the answer, and also before it has begun, the reader is gone then."""
+    """The events of a reader, which is removed when the answer ends, even if it ends before it begins."""
 
     def __init__(self, events: AsyncIterator[str], gone: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")

@@ -247,8 +247,8 @@ def stores_of(progress: Progress) -> set[str]:
 
 
 def belongs(progress: Progress, own: set[str], others: Callable[[], set[str] | None]) -> bool:
-    """Whether a query belongs to the store with these ids: it reads it or, as far as is known, none of all (see
-    `query_of`), so that this one may be in the place of the one that it has read.
+    """Whether a query reads the store with these ids, or reads no store that we know (see `query_of`): this store may
+    have replaced the one that it read.
     """
     stores = stores_of(progress)
     if not stores or not stores.isdisjoint(own):
@@ -466,7 +466,7 @@ def _lost_messages(facts: Facts) -> Iterator[Seen]:
 
 
 def deleted_unread(row: Mapping[str, Any]) -> int:
-    """How many messages of a queue retention has deleted that a reader had not read; its lag counts them."""
+    """How many unread messages of a queue retention has deleted. The reader's lag counts them."""
     return max(0, int(row["lag"]) - (int(row["maxOffset"]) - int(row["minOffset"])))
 
 
@@ -532,7 +532,7 @@ def _late_queries(facts: Facts) -> Iterator[Seen]:
 
 
 def _lag_grows(facts: Facts) -> Iterator[Seen]:
-    """Of a query, its checkpoint has the past. Of a group, whoever looks again and again has it."""
+    """The past of a query is in its checkpoint. That of a group is known only to a process that looks repeatedly."""
     for query in facts.queries:
         if len(query.history) < 2:
             continue

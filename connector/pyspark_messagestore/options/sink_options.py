@@ -79,7 +79,7 @@ _APP_ID = Kind(_app_id, "1 to 255 bytes of text without blanks and control chara
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions(BrokerOptions):
-    """The sink's options, typed; durations in seconds. A line added here is an option more."""
+    """The sink's options, typed; durations in seconds. Each line is an option."""
 
     path: Location = option(
         "path",

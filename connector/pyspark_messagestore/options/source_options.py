@@ -75,7 +75,7 @@ _TAGS = Kind(_tags, "* for all messages, or tags with || between them, such as U
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions(BrokerOptions):
-    """The source's options, typed; durations in seconds. A line added here is an option more."""
+    """The source's options, typed; durations in seconds. Each line is an option."""
 
     path: Location = option(
         "path",

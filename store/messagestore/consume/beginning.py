@@ -159,7 +159,7 @@ class Beginning:
 
 
 def retry_topic(group: str) -> str:
-    """The topic in which the messages are that a group has sent back."""
+    """The topic of the messages that a group has sent back."""
     return f"{RETRY_PREFIX}{group}"
 
 

@@ -274,7 +274,8 @@ class Disk:
         return File(fd, str(path), True)
 
     def make_empty(self, path: str | Path) -> None:
-        """Create an empty file for a lock, which only those may read who may write it; raises `FileExistsError`.
+        """Create an empty file for a lock, with read permission only where there is write permission; raises
+        `FileExistsError`.
 
         It is never open for writing here: an exception of a signal handler could leave it so until the process ends,
         and that is the mark of a broker that starts.

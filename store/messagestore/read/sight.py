@@ -32,7 +32,7 @@ from messagestore.read.proven_tail import ProvenTail
 Key = tuple[str, int]
 _NO_LIMIT = 1 << 62
 _TRIES = 3
-"""How often seals are read that a writer may be replacing."""
+"""How often seals are read again, because a writer may be replacing them."""
 
 
 class SealBroken(Exception):

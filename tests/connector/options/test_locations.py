@@ -213,6 +213,13 @@ def test_what_needs_the_files_says_so() -> None:
         LOCAL_STORES.reader(Location.of(URL))
 
 
+def test_a_url_of_another_kind_says_which_a_command_takes() -> None:
+    for command in (["offsets"], ["topics"], ["status"]):
+        said = error(*command, "ftp://shop", code=2)
+        assert "allowed are the path of a folder on this machine, http:// and https://" in said
+        assert "needs the store's files" not in said
+
+
 def test_the_partitions_of_a_served_store_do_not_follow_the_drivers_processors(
     served: ServedStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,7 +211,7 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete topics: their settings, their queues, and what consumer groups have read of them, as a broker does.
-    The command shows what would go, and asks. The disk gets no room: the records stay in the log until `gc` deletes
+    The command shows what would go, and asks. This frees no disk space: the records stay in the log until `gc` deletes
     their segments. A topic of the same name that is made later begins at offset 0, and a streaming query that has read
     the old one stops with an error. While a broker runs on the store, nothing is changed.
     """
