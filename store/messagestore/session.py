@@ -409,11 +409,9 @@ class AttachedStore:
     def _entered(
         self, description: str, timeout_s: float, config: StoreConfig | None, *, accept_loss: bool = False
     ) -> LogWriter:
-        if (
-            self.presence is Presence.LEAVING
-            or (self._attachment is not None and not (self.attached and self._attachment.intact()))
-            or (self.writer is not None and self.writer.health is not Health.SOUND)  # also under open sessions
-        ):
+        was_lost = self._attachment is not None and not (self.attached and self._attachment.intact())
+        is_unsound = self.writer is not None and self.writer.health is not Health.SOUND  # also under open sessions
+        if self.presence is Presence.LEAVING or was_lost or is_unsound:
             self._drop()  # this also completes a release that was interrupted
 
         if self._broker_waits():
@@ -425,20 +423,7 @@ class AttachedStore:
 
         try:
             if self.presence is Presence.DETACHED:
-                held = self._hold_root()
-                refuse_to_write(self.disk, self.paths, self.config)  # before anything is created
-                make_root(self.disk, self.paths)
-                if not held:
-                    self._hold_root()
-                _warn_of_others(self.paths.root)
-                warn_of_network(self.paths.root)
-                _warn_of_hard_links(self.disk, self.paths)
-                self._attachment = attach(self.paths.root, self.disk)
-                self._move(PresenceEvent.ATTACH)
-                self._last_used_s = time.monotonic()
-                self._watch()
-                make_own_folders(self.disk, self.paths)
-
+                self._attach()
             if not self._in_session:
                 self._take_lock(timeout_s, description)
                 self._check_place()
@@ -464,6 +449,24 @@ class AttachedStore:
                     self._release_lock()
             raise
         return self.writer
+
+    def _attach(self) -> None:
+        """Create what is missing, and become one of the processes that are at work on the store."""
+        held = self._hold_root()
+        refuse_to_write(self.disk, self.paths, self.config)  # before anything is created
+        make_root(self.disk, self.paths)
+        if not held:
+            self._hold_root()
+
+        _warn_of_others(self.paths.root)
+        warn_of_network(self.paths.root)
+        _warn_of_hard_links(self.disk, self.paths)
+
+        self._attachment = attach(self.paths.root, self.disk)
+        self._move(PresenceEvent.ATTACH)
+        self._last_used_s = time.monotonic()
+        self._watch()
+        make_own_folders(self.disk, self.paths)
 
     def _settle_progress(self) -> None:
         """Write what batches of a writer that was killed did to the progress of consumer groups.

@@ -12,13 +12,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from messagestore import MessageExt
 from messagestore.inspect.operator import VerifyReport
 from pyspark_messagestore.words import count_words, message_fields, shown, shown_bytes, size_words, time_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 # Commands say `out.shown` and the like, wherever a function is.
 __all__ = ["count_words", "message_fields", "shown", "shown_bytes", "size_words", "time_words"]
@@ -122,7 +126,6 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]],
     A terminal that is too narrow shows each row as lines of names and values: a number is never broken.
     """
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     stream = sys.stderr if err else sys.stdout
@@ -135,26 +138,45 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]],
         (width if is_number else min(width, _FOLDED_WIDTH)) + _GAP
         for width, (_, is_number) in zip(widest, columns, strict=True)
     )
+    numbers = [is_number for _, is_number in columns]
     if least > console.width:
-        name_width = max(title.cell_len for title in titles) + _GAP
-        for number, row in enumerate(cells):
-            if number:
-                console.print()
-            for title, cell in zip(titles, row, strict=True):
-                console.print(title, " " * (name_width - title.cell_len), cell, sep="")
-        return
+        _print_upright(console, titles, cells)
+    elif len(cells) > _LONG:
+        _write_plain(stream, [titles, *cells], widest, numbers)
+    else:
+        _print_grid(console, titles, cells, numbers)
 
-    if len(cells) > _LONG:  # the library takes nearly a millisecond for a row
-        for row in (titles, *cells):
-            parts = []
-            for text, width, (_, is_number) in zip(row, widest, columns, strict=True):
-                room = " " * (width - text.cell_len)
-                parts.append(room + text.plain if is_number else text.plain + room)
-            stream.write((" " * _GAP).join(parts).rstrip() + "\n")
-        return
+
+def _print_upright(console: Console, titles: Sequence[Text], cells: Sequence[Sequence[Text]]) -> None:
+    """Print each row as lines of names and values."""
+    name_width = max(title.cell_len for title in titles) + _GAP
+    for number, row in enumerate(cells):
+        if number:
+            console.print()
+        for title, cell in zip(titles, row, strict=True):
+            console.print(title, " " * (name_width - title.cell_len), cell, sep="")
+
+
+def _write_plain(
+    stream: TextIO, rows: Sequence[Sequence[Text]], widths: Sequence[int], numbers: Sequence[bool]
+) -> None:
+    """Write the rows of a long table. The library would take nearly a millisecond for each."""
+    for row in rows:
+        parts = []
+        for text, width, is_number in zip(row, widths, numbers, strict=True):
+            room = " " * (width - text.cell_len)
+            parts.append(room + text.plain if is_number else text.plain + room)
+        stream.write((" " * _GAP).join(parts).rstrip() + "\n")
+
+
+def _print_grid(
+    console: Console, titles: Sequence[Text], cells: Sequence[Sequence[Text]], numbers: Sequence[bool]
+) -> None:
+    """Print a table in columns, whose texts are folded where they are too wide."""
+    from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
-    for title, (_, is_number) in zip(titles, columns, strict=True):
+    for title, is_number in zip(titles, numbers, strict=True):
         grid.add_column(title, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
     for row in cells:
         grid.add_row(*row)

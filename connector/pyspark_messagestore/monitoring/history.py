@@ -50,29 +50,7 @@ def lag_history(store: StoreReader, progress: Progress, now_ms: int) -> list[Lag
     now_ms : int
         Milliseconds since 1970.
     """
-    here = store.describe([])
-    store_ids = {here.store_id, *here.ancestors, ""}
-    there: dict[str, Queues] = {}
-
-    def read_by(batch: Batch) -> Queues:
-        """How far the query has read when a batch is done. A queue that came since then is read from its beginning."""
-        offsets = [stream_offset(fields) for fields in batch.offsets]
-        ours = [offset for offset in offsets if offset is not None and offset.store_id in store_ids]
-        places: Queues = {}
-        for topic in {topic for offset in ours for topic in offset.topics}:
-            if topic not in there:
-                there[topic] = dict.fromkeys(store.ends([topic]).queues, 0)
-            places |= there[topic]
-        return places | {queue: place for offset in ours for queue, place in offset.queues.items()}
-
-    looks: list[tuple[int | None, int, Queues]] = [
-        (batch.batch_id, batch.planned_at_ms, read_by(before))
-        for before, batch in pairwise(progress.batches)
-        if not before.fault and batch.planned_at_ms is not None
-    ]
-    if progress.committed is not None and not progress.committed.fault:
-        looks.append((None, now_ms, read_by(progress.committed)))
-
+    looks = _looks(store, progress, now_ms)
     queues = sorted({queue for _, _, places in looks for queue in places})
     ends, begins = _ends_at(store, queues, {time_ms for _, time_ms, _ in looks}), store.begins(queues)
     return [
@@ -83,6 +61,33 @@ def lag_history(store: StoreReader, progress: Progress, now_ms: int) -> list[Lag
         )
         for batch_id, time_ms, places in looks
     ]
+
+
+def _looks(store: StoreReader, progress: Progress, now_ms: int) -> list[tuple[int | None, int, Queues]]:
+    """The batches of a query: their ids, when they were planned, and how far the query had read before each."""
+    here = store.describe([])
+    store_ids = {here.store_id, *here.ancestors, ""}
+    queues_of: dict[str, Queues] = {}
+
+    def read_by(batch: Batch) -> Queues:
+        """How far the query has read when a batch is done. A queue that came since then is read from its beginning."""
+        offsets = [stream_offset(fields) for fields in batch.offsets]
+        ours = [offset for offset in offsets if offset is not None and offset.store_id in store_ids]
+        places: Queues = {}
+        for topic in {topic for offset in ours for topic in offset.topics}:
+            if topic not in queues_of:
+                queues_of[topic] = dict.fromkeys(store.ends([topic]).queues, 0)
+            places |= queues_of[topic]
+        return places | {queue: place for offset in ours for queue, place in offset.queues.items()}
+
+    looks: list[tuple[int | None, int, Queues]] = [
+        (batch.batch_id, batch.planned_at_ms, read_by(before))
+        for before, batch in pairwise(progress.batches)
+        if not before.fault and batch.planned_at_ms is not None
+    ]
+    if progress.committed is not None and not progress.committed.fault:
+        looks.append((None, now_ms, read_by(progress.committed)))
+    return looks
 
 
 def _ends_at(store: StoreReader, queues: Sequence[Queue], times_ms: Collection[int]) -> dict[int, Queues]:

@@ -215,19 +215,17 @@ class Attempt:
         self._deadline.was_sent |= connection.was_sent and not isinstance(error, _AgainError)
         if is_of_handler(error):
             return False
-        if isinstance(error, ssl.SSLCertVerificationError):
-            raise StoreUnavailableError(
-                f"{self._link.url}: the server's certificate is not trusted ({error.verify_message}). Give the "
-                f"certificate of its authority as option caFile (--ca-file), or in MESSAGESTORE_CA_FILE, and "
-                f"ask for the host by the name that the certificate has"
-            ) from error
         if isinstance(error, ssl.SSLError) and (
             fault := _tls_fault(self._link.url, error, was_open=connection.was_sent)
         ):
             raise fault from error
         if not isinstance(error, _AgainError | OSError | http.client.HTTPException) or isinstance(error, StoreError):
             return False
+        self._wait_for_next(error, connection)
+        return True
 
+    def _wait_for_next(self, error: Exception, connection: Connection) -> None:
+        """Wait until the request may be sent again; raises `StoreUnavailableError` if it may not, or time is over."""
         reason, asked_s = (error.reason, error.pause_s) if isinstance(error, _AgainError) else (error, 0.0)
         was_refused = isinstance(error, _AgainError)
         if self._deadline.was_sent and not was_refused and not self._is_repeatable:
@@ -236,10 +234,9 @@ class Attempt:
         if connection.was_used and not was_refused and not silent_s:
             self._link.forget()  # the server has closed what was idle, or was restarted
             if self._deadline.first():
-                return True
+                return
         if not self._deadline.wait(reason, asked_s, silent_s):
             self._give_up(reason)
-        return True
 
     def _give_up(self, reason: Exception) -> None:
         unknown = self._unknown and self._deadline.was_sent
@@ -546,6 +543,12 @@ def _token(path: str) -> str:
 
 def _tls_fault(url: str, error: ssl.SSLError, *, was_open: bool) -> StoreError | None:
     """What is wrong if another try cannot help; None if one may."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return StoreUnavailableError(
+            f"{url}: the server's certificate is not trusted ({error.verify_message}). Give the certificate of its "
+            f"authority as option caFile (--ca-file), or in MESSAGESTORE_CA_FILE, and ask for the host by the name "
+            f"that the certificate has"
+        )
     reason = error.reason or ""
     if not was_open and reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"):
         return StoreUnavailableError(f"{url}: the server does not speak TLS. Give the URL that its log shows")

@@ -169,7 +169,7 @@ def test_a_path_at_or_below_a_file_is_one_line(tmp_path: Path, command: str) -> 
 def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
     """file: is taken, anything else refused."""
     assert len(lines(run("get", root.as_uri(), "t"))) == 10
-    assert "allowed is the path of a folder on this machine" in error("get", "s3://bucket/store", "t", code=2)
+    assert "found a URL of another kind; allowed are the path" in error("get", "s3://bucket/store", "t", code=2)
     assert "allowed is the path of a folder on this machine" in error("put", "dbfs:/store", "t", "x", code=2)
 
 
@@ -221,7 +221,7 @@ def test_a_root_may_be_a_file_url(tmp_path: Path) -> None:
     """As Spark gives paths; another scheme is an error."""
     run("put", f"file://{tmp_path}/a%20store", "t", "x")
     assert "1 in 1 topic" in run("status", tmp_path / "a store").stdout
-    assert "allowed is the path of a folder on this machine" in error("status", "s3://bucket/store", code=2)
+    assert "found a URL of another kind; allowed are the path" in error("status", "s3://bucket/store", code=2)
 
 
 def test_a_folder_with_something_else_stays_as_it_is(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from threading import Event
 from typing import Annotated
 
 import typer
@@ -99,28 +101,15 @@ def copy(
         copying = _Copying(root, names, store, path, begin, stack, follow=follow, accept_loss=accept_loss)
         copying.look()
         told = stack.enter_context(out.progress_bar("copying"))
-        while not ends.is_set():
-            is_idle = True
-            for origin in copying.origins.values():
-                for each, step in origin.round():
-                    is_idle = False
-                    total = totals[origin.name, each.topic]
-                    total.add(step)
-                    if as_json:
-                        _show(each, step)
-                    if told is not None:
-                        done = sum(each.size for each in totals.values())
-                        mean = done / max(1, sum(each.messages for each in totals.values()))
-                        left = sum(each.left for each in copying.origins.values())
-                        told(done, done + int(left * mean))
-                    if ends.is_set():
-                        break
-            if is_idle and not follow:
-                break
-            if is_idle:
-                copying.await_change()
-            if follow and time.monotonic() >= copying.look_at_s:
-                copying.look()
+        for origin, each, step in copying.steps(ends):
+            totals[origin.name, each.topic].add(step)
+            if as_json:
+                _show(each, step)
+            if told is not None:
+                done = sum(each.size for each in totals.values())
+                mean = done / max(1, sum(each.messages for each in totals.values()))
+                left = sum(each.left for each in copying.origins.values())
+                told(done, done + int(left * mean))
 
     if not as_json:
         _table(copying, totals)
@@ -146,6 +135,23 @@ class _Copying:
         self.origins: dict[str, Origin] = {}
         self.look_at_s = 0.0
         self._stack, self._path = stack, path
+
+    def steps(self, ends: Event) -> Iterator[tuple[Origin, TopicCopy, Step]]:
+        """Copy step by step: until all is copied, or with `follow` until somebody wants it to end."""
+        while not ends.is_set():
+            is_idle = True
+            for origin in self.origins.values():
+                for each, step in origin.round():
+                    is_idle = False
+                    yield origin, each, step
+                    if ends.is_set():
+                        break
+            if is_idle and not self.follow:
+                return
+            if is_idle:
+                self.await_change()
+            if self.follow and time.monotonic() >= self.look_at_s:
+                self.look()
 
     def look(self) -> None:
         """Add the brokers, and topics on them, that were not there before."""

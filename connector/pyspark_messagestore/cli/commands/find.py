@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
@@ -113,19 +114,13 @@ def find(
 
     with MessageStore.open_read_only(path, config_of(store_config)) as store:
         if wanted is None:
-            assert message_id is not None
-            message = store.look_message_by_id(message_id)
-            hits = [] if message is None else [message]
-            for message in hits:
-                out.show_message(message, as_json=as_json)
-            shown_count = len(hits)
+            found: Iterable[MessageExt] = filter(None, [store.look_message_by_id(message_id or "")])
         else:
-            for name in topic or sorted(store.topics().keys() - {BATCH_TOPIC}):
-                with out.waiting("looking through index and log"):
-                    hits = _with_key(store, name, wanted, count, times, unique=unique_key is not None)
-                for message in hits:
-                    out.show_message(message, as_json=as_json)
-                    shown_count += 1
+            names = topic or sorted(store.topics().keys() - {BATCH_TOPIC})
+            found = _in_topics(store, names, wanted, count, times, unique=unique_key is not None)
+        for message in found:
+            out.show_message(message, as_json=as_json)
+            shown_count += 1
 
     if not shown_count:
         out.note("no message found")
@@ -160,6 +155,16 @@ def _at_brokers(
         out.note("no message found")
     if all_faults or not shown_count:
         raise typer.Exit(FOUND_NOTHING)
+
+
+def _in_topics(
+    store: ReadOnlyStore, topics: list[str], wanted: str, count: int, times: list[int | None], *, unique: bool
+) -> Iterator[MessageExt]:
+    """The newest messages of each topic with a key or a unique key, as soon as they are found."""
+    for topic in topics:
+        with out.waiting("looking through index and log"):
+            hits = _with_key(store, topic, wanted, count, times, unique=unique)
+        yield from hits
 
 
 def _with_key(
