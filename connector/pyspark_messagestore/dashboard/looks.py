@@ -426,34 +426,42 @@ def _raw(stored: Stored, store: StoreReader, name: str, queue_id: int, offset: i
 def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     """The messages that a text leads to: a place, a time, an offset message id, a UNIQ_KEY or a key."""
     text = asked.get("q", "").strip()
-    nothing = "" if text else "Type a key, a UNIQ_KEY, a message id, a place such as orders/1 @42, or a time."
     found: dict[str, Any] = {
         "q": text,
         "kind": "key",
         "messages": [],
         "searchedSize": 0,
         "goOn": None,
-        "note": nothing,
+        "note": "",
         "command": "",
     }
     if not text:
-        return found
-    most = number(asked, "most", SEARCH_SIZE, least=1, most=SEARCH_SIZE)
+        return found | {"note": "Type a key, a UNIQ_KEY, a message id, a place such as orders/1 @42, or a time."}
     place = _PLACE.fullmatch(text)
     if place is not None:
-        where = {"topic": place["topic"], "queue": place["queue"], "offset": place["offset"]}
-        command = command_line("get", stored.path, place["topic"], place["queue"], offset=place["offset"], count=1)
-        return found | {"kind": "place", "messages": [message(stored, where)["message"]], "command": command}
+        return found | _at_place(stored, place["topic"], place["queue"], place["offset"])
     if _TIME.fullmatch(text):
         return found | _at_time(stored, time_ms("time", text))
+    return found | _with_key(stored, asked, text)
 
+
+def _at_place(stored: Stored, name: str, queue_id: str, offset: str) -> dict[str, Any]:
+    shown = message(stored, {"topic": name, "queue": queue_id, "offset": offset})["message"]
+    command = command_line("get", stored.path, name, queue_id, offset=offset, count=1)
+    return {"kind": "place", "messages": [shown], "command": command}
+
+
+def _with_key(stored: Stored, asked: Asked, text: str) -> dict[str, Any]:
+    """The newest messages with a key, a UNIQ_KEY or a message id, as far as one search has come."""
     if stored.hides_keys:  # a hit would say that a guess is right
         raise ConfigError(
             "keys are masked: the dashboard was started with --mask KEYS or UNIQ_KEY, so it finds messages by a place "
             "such as orders/1 @42 and by a time only",
             key="--mask",
         )
+    most = number(asked, "most", SEARCH_SIZE, least=1, most=SEARCH_SIZE)
     start = number(asked, "after", 0) if "after" in asked else None
+
     several = list[MessageExt]()
     if _MESSAGE_ID.fullmatch(text) and start is None:  # a UNIQ_KEY has the same form
         by_id = operator.message_at(stored.path, int(text[-16:], 16))
@@ -461,25 +469,34 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     hits = operator.search(stored.path, text, max_count=FOUND_COUNT, max_size=most, start=start)
     stored.reads.read(_read_size(hits))
     several += [each for each in hits.messages if each.physical_offset not in {one.physical_offset for one in several}]
-    option = "key"
-    if several and all(text not in each.keys for each in several):
-        option = "unique_key" if any(each.unique_key == text for each in several) else "msg_id"
-    found["command"] = command_line("find", stored.path, **{option: text})
-    placed = _in_queues(stored, several)
-    found["messages"] = [stored.fields(each) | {"inQueue": each.physical_offset in placed} for each in several]
-    found |= {"searchedSize": hits.searched_size, "goOn": hits.go_on}
+
+    option, placed = _option_of(text, several), _in_queues(stored, several)
     done_at = hits.end if hits.go_on is None else hits.go_on
-    found |= {"logSize": hits.end - hits.begin, "doneSize": max(0, done_at - hits.begin)}
+    found = {
+        "command": command_line("find", stored.path, **{option: text}),
+        "messages": [stored.fields(each) | {"inQueue": each.physical_offset in placed} for each in several],
+        "searchedSize": hits.searched_size,
+        "goOn": hits.go_on,
+        "logSize": hits.end - hits.begin,
+        "doneSize": max(0, done_at - hits.begin),
+    }
     if not several:
         none = "No message has this key, UNIQ_KEY or message id."
         further = none if start is None else "Nothing more was found."
-        found["note"] = further if hits.go_on is None else "Nothing was found so far."
-    elif hits.more:
-        found["command"] = command_line("find", stored.path, **{option: text}, count=10 * FOUND_COUNT)
-        found["note"] = (
-            f"The newest {FOUND_COUNT} messages. Older ones have this key, too: the command below shows more."
-        )
+        return found | {"note": further if hits.go_on is None else "Nothing was found so far."}
+    if hits.more:
+        return found | {
+            "command": command_line("find", stored.path, **{option: text}, count=10 * FOUND_COUNT),
+            "note": f"The newest {FOUND_COUNT} messages. Older ones have this key, too: the command below shows more.",
+        }
     return found
+
+
+def _option_of(text: str, messages: Sequence[MessageExt]) -> str:
+    """The option of `messagestore find` by which a text leads to these messages."""
+    if not messages or any(text in each.keys for each in messages):
+        return "key"
+    return "unique_key" if any(each.unique_key == text for each in messages) else "msg_id"
 
 
 def _read_size(hits: operator.KeySearch) -> int:

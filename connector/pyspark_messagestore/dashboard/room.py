@@ -89,13 +89,9 @@ def _parts(stored: Stored, segments: Sequence[Mapping[str, Any]], report: Mappin
     A part is a segment, or several if there are very many segments or topics.
     """
     samples, shares = _sampled(stored)
-    pieces = max(1, min(_MOST_PIECES, _MOST_SEEKS // max(1, len(samples))))
-    step = -(-len(segments) // pieces) or 1
-    limits = [row["firstPhysicalOffset"] for row in segments[::step]]
-    bounds, recoveries = report["commitLog"], report["recoveries"]
-    end = max([bounds["maxOffset"], *limits])
-    limits = list(dict.fromkeys([*(max(each, bounds["minOffset"]) for each in limits), end]))
-    spans = list(pairwise(limits))
+    spans = _spans(segments, report["commitLog"], max(1, min(_MOST_PIECES, _MOST_SEEKS // max(1, len(samples)))))
+
+    recoveries = report["recoveries"]
     before: _Parts | None = stored.kept.last("parts")
     known = {} if before is None or before.recoveries != recoveries else before.sizes
     new = sorted({limit for span in spans if span not in known for limit in span})
@@ -105,28 +101,42 @@ def _parts(stored: Stored, segments: Sequence[Mapping[str, Any]], report: Mappin
             span: known[span] if span in known else _sizes(store, firsts[span[0]], firsts[span[1]], shares)
             for span in spans
         }
-    rows = [{topic: size for topic, size in of_span[span].items() if topic in shares} for span in spans]
+
+    found = _shown({span: {topic: size for topic, size in of_span[span].items() if topic in shares} for span in spans})
+    full = {span: sizes for span, sizes in of_span.items() if span[1] < spans[-1][1]} if spans else {}
+    return _Parts(found, full, recoveries), len(samples) * len(new)
+
+
+def _spans(segments: Sequence[Mapping[str, Any]], bounds: Mapping[str, int], most: int) -> list[tuple[int, int]]:
+    """At most about so many parts of the log, each of one or more segments: where they begin and end."""
+    step = -(-len(segments) // most) or 1
+    limits = [row["firstPhysicalOffset"] for row in segments[::step]]
+    end = max([bounds["maxOffset"], *limits])
+    return list(pairwise(dict.fromkeys([*(max(limit, bounds["minOffset"]) for limit in limits), end])))
+
+
+def _shown(sizes_of_spans: Mapping[tuple[int, int], Mapping[str, int]]) -> dict[str, Any]:
+    """What the page shows: the largest topics by name, the others together."""
     totals: dict[str, int] = {}
-    for sizes in rows:
+    for sizes in sizes_of_spans.values():
         for topic, size in sizes.items():
             totals[topic] = totals.get(topic, 0) + size
+
     named = sorted(totals, key=lambda topic: (-totals[topic], topic))[:SHOWN_TOPICS]
     rest = sum(totals.values()) - sum(totals[topic] for topic in named)
-    found = {
+    return {
         "topics": [{"topic": topic, "size": totals[topic]} for topic in named],
         "others": {"count": len(totals) - len(named), "size": rest},
         "parts": [
             {
                 "begin": begin,
-                "end": stop,
+                "end": end,
                 "sizes": [sizes.get(topic, 0) for topic in named],
                 "others": sum(size for topic, size in sizes.items() if topic not in named),
             }
-            for (begin, stop), sizes in zip(spans, rows, strict=True)
+            for (begin, end), sizes in sizes_of_spans.items()
         ],
     }
-    full = {span: sizes for span, sizes in of_span.items() if span[1] < end}
-    return _Parts(found, full, recoveries), len(samples) * len(new)
 
 
 def _sampled(stored: Stored) -> tuple[list[Queue], dict[str, float]]:

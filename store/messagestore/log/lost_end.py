@@ -108,8 +108,9 @@ def lost_end(
     """
     checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint)
     last = checkpoint.confirm_physical_offset
-    known_end, proof = 0, ""
     ours = condition.wrote is Writer.OURS
+
+    known_end, proof = 0, ""
     if condition.wrote is not Writer.BROKER:
         # In a broker's store with replication, the offset in the checkpoint may be the log's end itself.
         if last > end or (ours and 0 < last == end):
@@ -118,16 +119,16 @@ def lost_end(
             known_end, proof = journal.end, f"spark/journal says that the log was synced up to {journal.end}"
     if not condition.closed:
         return LostEnd.of(files.commit_log, end, known_end, proof) if proof else None
+
     message_count, queue_count, units_end = units_behind(files, end)
     if message_count and not proof:
-        later = checkpoint.physic_timestamp_ms > last_timestamp_ms
-        unsaid = not files.disk.exists(files.paths.checkpoint)
-        # If the journal describes exactly this end, a unit that points past it is damaged.
-        if (
-            (ours and journal.end != end)
-            or later
-            or (condition.wrote is Writer.UNKNOWN and (unsaid or 0 < last == end))
-        ):
+        # If our journal describes exactly this end, a unit that points past it is damaged.
+        is_undescribed = ours and journal.end != end
+        has_later_times = checkpoint.physic_timestamp_ms > last_timestamp_ms
+        # Where nothing shows who wrote, a lost checkpoint, or one that names the place behind the last record, agrees
+        # with a log that was longer.
+        may_be_longer = not files.disk.exists(files.paths.checkpoint) or 0 < last == end
+        if is_undescribed or has_later_times or (condition.wrote is Writer.UNKNOWN and may_be_longer):
             proof = "units of ConsumeQueues point to them, and the store was closed"
     if not proof:
         return None

@@ -330,18 +330,8 @@ def _search_key(view: StoreView, key: str, max_count: int, max_size: int, start:
     hits, gaps = _look_up(view, asked, key, 2 * max_count + 64, 0, NO_END_MS)
 
     limit = view.known_end if view.known_end is not None else files.commit_log.max_offset
-    size, go_on = 0, None
-    for gap_start, gap_end in gaps:
-        position, end = max(gap_start, start or 0), min(gap_end, limit)
-        if go_on is not None or position >= end:
-            continue
-        for run_end, candidates in _runs_with_key(view, key, position, end):
-            if size >= max_size:  # not before there is more to read
-                go_on = position
-                break
-            hits.update(candidates)
-            size += run_end - position
-            position = run_end
+    parts = [(max(gap_start, start or 0), min(gap_end, limit)) for gap_start, gap_end in gaps]
+    size, go_on = _search_parts(view, key, parts, max_size, hits)
 
     found, matches = deque[MessageExt](maxlen=max_count), 0
     for physical_offset in sorted(hit for hit in hits if files.commit_log.min_offset <= hit < limit):
@@ -352,6 +342,24 @@ def _search_key(view: StoreView, key: str, max_count: int, max_size: int, start:
             found.append(message)
             matches += 1
     return KeySearch(list(found), size, go_on, min(files.commit_log.min_offset, limit), limit, matches > max_count)
+
+
+def _search_parts(
+    view: StoreView, key: str, parts: Iterable[tuple[int, int]], max_size: int, hits: set[int]
+) -> tuple[int, int | None]:
+    """Add to `hits` the records in parts of the log that may contain a key: how many bytes were read, and where a
+    further search begins (None: all was searched).
+    """
+    size = 0
+    for begin, end in parts:
+        position = begin
+        for run_end, candidates in _runs_with_key(view, key, position, end):
+            if size >= max_size:  # not before there is more to read
+                return size, position
+            hits.update(candidates)
+            size += run_end - position
+            position = run_end
+    return size, None
 
 
 def _look_up(

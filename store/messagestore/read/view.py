@@ -677,10 +677,7 @@ class StoreView:
         for tries in itertools.count():
             visible = self.refresh()
             if tries >= _TRIES and visible.end is None:
-                state = self.files.state_file.read()
-                if state is not None and not state.recovering and state.boot_hash == boot_hash():
-                    visible = self.visible = Visible(state.visible_end, state.counter, state.clean_end)
-                    self.sight = UpTo(self.files, state.visible_end, self._seals_of(state))
+                visible = self._limited_to_v() or visible
             ends = {
                 key: self.healed(functools.partial(self._end, key))
                 for key in keys
@@ -689,6 +686,15 @@ class StoreView:
             if self.visible == visible and (visible.end is not None or self.refresh() == visible):
                 return ends
         raise AssertionError("unreachable")
+
+    def _limited_to_v(self) -> Visible | None:
+        """Show what lies below V although no writer is attached now; None if `state` does not say what that is."""
+        state = self.files.state_file.read()
+        if state is None or state.recovering or state.boot_hash != boot_hash():
+            return None
+        self.visible = Visible(state.visible_end, state.counter, state.clean_end)
+        self.sight = UpTo(self.files, state.visible_end, self._seals_of(state))
+        return self.visible
 
     @healing
     def min_offset(self, topic: str, queue_id: int) -> int:
