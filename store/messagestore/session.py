@@ -442,13 +442,19 @@ class AttachedStore:
             if refused and not isinstance(error, StorePermissionError):  # that error says what to do
                 error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
             if not self._in_session:
-                # Unless another process holds the store, the writer may have taken in a part of what it had to
-                if self.writer is None or self.presence is Presence.HOLDING:
-                    self._drop()
-                else:
-                    self._release_lock()
+                self._give_back()
             raise
         return self.writer
+
+    def _give_back(self) -> None:
+        """Let go of the store after a failed attempt to hold it.
+
+        Unless another process holds the store, the writer may have taken in a part of what it had to.
+        """
+        if self.writer is None or self.presence is Presence.HOLDING:
+            self._drop()
+        else:
+            self._release_lock()
 
     def _attach(self) -> None:
         """Create what is missing, and become one of the processes that are at work on the store."""

@@ -77,6 +77,7 @@ class ServerOptions:
             "keyFile": self.key_file,
             "retryTimeout": self.retry_timeout,
         }
+
         if self.token_file is not None and path.is_cluster:
             raise ConfigError(
                 f"option tokenFile: found together with {path}. Brokers know no tokens: give credentialsFile, or leave "
@@ -92,6 +93,7 @@ class ServerOptions:
                     key=name,
                     value=value,
                 )
+
         if self.key_file is not None and self.cert_file is None:
             raise ConfigError(
                 "option keyFile: found without certFile. Give the certificate of the key, too, or leave the key out",

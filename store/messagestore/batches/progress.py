@@ -175,6 +175,7 @@ class Move:
                     queue_id=queue_id,
                     offset=before,
                 )
+
             end = self._writer.files.queue(topic, queue_id).end(hint=after)
             if after > end:
                 raise OffsetOutOfRangeError(
@@ -186,6 +187,7 @@ class Move:
                     min=0,
                     max=end,
                 )
+
             rows.setdefault(topic, []).append((queue_id, before, after))
         return rows
 

@@ -143,6 +143,7 @@ class Beginning:
                 high,
                 right,
             )
+
         if right >= low:
             return right
         _log.warning(
