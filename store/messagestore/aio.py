@@ -103,6 +103,8 @@ class AsyncConsumer:
         self._open = lambda: Consumer(root, group, topics, **options)
         self._consumer: Consumer | None = None
         self._thread = _Thread("messagestore-consumer")
+        self._turn = asyncio.Lock()
+        """Held until the caller has what a call returned, or the call that takes it back is behind it."""
 
     @property
     def consumer(self) -> Consumer:
@@ -119,7 +121,16 @@ class AsyncConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         consumer = self.consumer
-        await self._thread.end(lambda: consumer.__exit__(kind, error, trace))
+        try:
+            async with self._turn:
+                pass
+        finally:
+            await self._thread.end(lambda: consumer.__exit__(kind, error, trace))
+
+    async def _call(self, work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Run a call behind those before it, so that a commit covers only what their callers got."""
+        async with self._turn:
+            return await self._thread.call(work, undo)
 
     async def poll(self, timeout: float | None = 0.0, max_records: int = 500) -> dict[Queue, list[ConsumedMessage]]:
         """Messages that were not handed out yet, as `Consumer.poll`. If it is cancelled, the next poll has them."""
@@ -132,7 +143,7 @@ class AsyncConsumer:
         def wait() -> dict[Queue, list[ConsumedMessage]]:
             return consumer.poll(max(0.0, min(_SLICE_S, end_s - time.monotonic())), most)
 
-        while not (messages := await self._thread.call(wait, consumer.take_back)):
+        while not (messages := await self._call(wait, consumer.take_back)):
             if time.monotonic() >= end_s:
                 break
         return messages
@@ -148,12 +159,12 @@ class AsyncConsumer:
     async def commit(self, messages: ConsumedMessage | Iterable[ConsumedMessage] | None = None) -> None:
         """Record how far the group has come, as `Consumer.commit`."""
         consumer = self.consumer
-        await self._thread.call(lambda: consumer.commit(messages))
+        await self._call(lambda: consumer.commit(messages))
 
     async def positions(self, messages: ConsumedMessage | Iterable[ConsumedMessage] | None = None) -> Positions:
         """The group's progress for `AsyncMessageStore.append_batch`, as `Consumer.positions`."""
         consumer = self.consumer
-        return await self._thread.call(lambda: consumer.positions(messages))
+        return await self._call(lambda: consumer.positions(messages))
 
 
 class AsyncMessageStore:

@@ -84,6 +84,37 @@ def test_a_poll_that_is_cancelled_loses_no_message(root: Path, monkeypatch: pyte
     assert asyncio.run(cancel()) == [3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("closes", [True, False], ids=["auto-commit-at-the-end", "commit"])
+def test_a_poll_that_is_cancelled_and_not_awaited_loses_no_message(
+    root: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """A commit right after `cancel()` came before the call that takes the messages back, and covered them."""
+    polled, go_on = threading.Event(), threading.Event()
+    real = Consumer.poll
+
+    def slow(consumer: Consumer, *given: object) -> object:
+        found = real(consumer, *given)  # type: ignore[arg-type]
+        polled.set()
+        go_on.wait(60)
+        return found
+
+    async def cancel() -> None:
+        async with AsyncConsumer(root, "g", "t", config=SMALL, auto_commit=closes) as consumer:
+            assert numbers(await consumer.poll(0, 3)) == [0, 1, 2]  # type: ignore[arg-type]
+            monkeypatch.setattr(Consumer, "poll", slow)
+            cancelled = asyncio.create_task(consumer.poll(0, 5))
+            await asyncio.to_thread(polled.wait, 60)
+            monkeypatch.undo()
+            go_on.set()
+            cancelled.cancel()
+            if not closes:
+                await consumer.commit()
+
+    asyncio.run(cancel())
+    with Consumer(root, "g", "t", config=SMALL) as consumer:
+        assert numbers(consumer.poll(0, 5)) == [3, 4, 5, 6, 7]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_put_that_is_cancelled_is_stored_whole_or_not_at_all(
     root: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
