@@ -269,6 +269,8 @@ class Assignment:
         """Read queues whose locks were just taken."""
         try:
             new = self._beginning.cursors(gained, created_since=self._has_looked)
+            for cursor in new:
+                self._reader.recognise(cursor)
             self.cursors.update({cursor.queue: cursor for cursor in new})
         except BaseException:
             self._release(gained)

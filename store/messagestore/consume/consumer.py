@@ -331,7 +331,7 @@ class Consumer:
         with self._used():
             for queue, of_queue in messages.items():
                 if queue in self._assignment.cursors:
-                    self._assignment.cursors[queue].seek(of_queue[0].queue_offset)
+                    self._reader.seek(self._assignment.cursors[queue], of_queue[0].queue_offset)
 
     # ---- messages that could not be processed
 
@@ -583,21 +583,21 @@ class Consumer:
                     min=low,
                     max=high,
                 )
-            cursor.seek(number)
+            self._reader.seek(cursor, number)
 
     def seek_to_beginning(self, *queues: Queue) -> None:
         """Continue at the first message of some queues; without any, of all."""
         with self._used():
             for cursor in self._assignment.cursors_of(queues):
                 self._view.refresh()
-                cursor.seek(self._view.min_offset(*cursor.queue))
+                self._reader.seek(cursor, self._view.min_offset(*cursor.queue))
 
     def seek_to_end(self, *queues: Queue) -> None:
         """Continue behind the last message of some queues; without any, of all."""
         with self._used():
             for cursor in self._assignment.cursors_of(queues):
                 self._view.refresh()
-                cursor.seek(self._view.max_offset(*cursor.queue))
+                self._reader.seek(cursor, self._view.max_offset(*cursor.queue))
 
     def pause(self, *queues: Queue) -> None:
         """Hand out no messages of some queues until `resume`; without any, of all that the consumer has now."""

@@ -27,6 +27,8 @@ class Cursor:
         Up to here the group's progress is written, so that less need not be; -1: not known, or sought back.
     last : ConsumedMessage | None
         The last message that was handed out since the last seek.
+    before : tuple of int | None
+        Until then: the number and the physical offset of the message before the position; None: there is none.
     bases : tuple of int
         Where the group may be in the table if nobody but this consumer has moved it; -1: it has no progress.
     held : ConsumedMessage | None
@@ -40,6 +42,7 @@ class Cursor:
 
     __slots__ = (
         "bases",
+        "before",
         "end",
         "floor",
         "gone",
@@ -59,6 +62,7 @@ class Cursor:
         self.floor = floor
         self.bases: tuple[int, ...] = (floor, position)  # two, if what the group has lies beyond the queue's end
         self.last: ConsumedMessage | None = None
+        self.before: tuple[int, int] | None = None
         self.ready: list[ConsumedMessage] = []
         self.next_row = 0
         self.paused = self.gone = False

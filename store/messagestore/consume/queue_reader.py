@@ -9,6 +9,7 @@ import logging
 
 from messagestore.consume.cursor import Cursor
 from messagestore.consume.messages import Block, Returns
+from messagestore.consume.progress import Queue
 from messagestore.errors import OffsetOutOfRangeError, StoreWentBackwardsError
 from messagestore.format.javahash import java_hash
 from messagestore.format.layout import FILLER_UNIT_SIZE
@@ -71,7 +72,7 @@ class QueueReader:
             _log.warning(
                 "%s: consumer group %s continues at %d: %s", view.files.paths.root, self._group, error.min, error
             )
-            cursor.seek(error.min)
+            self.seek(cursor, error.min)
             return False
         self.check_continues(cursor)  # again, because the queue may have been made again while it was read
         if gathered is None:  # the topic was deleted meanwhile, and may come back
@@ -79,18 +80,32 @@ class QueueReader:
         cursor.give(Block(gathered, self._tags, self._returns))
         return True
 
+    def seek(self, cursor: Cursor, position: int) -> None:
+        """Continue at another message of a queue."""
+        cursor.seek(position)
+        self.recognise(cursor)
+
+    def recognise(self, cursor: Cursor) -> None:
+        """Remember the place of the message before the position: until one is handed out, it shows that the queue is
+        still the one that was there.
+        """
+        place = self._place(cursor.queue, cursor.position - 1) if cursor.position else None
+        cursor.before = None if place is None else (cursor.position - 1, place)
+
+    def _place(self, queue: Queue, number: int) -> int | None:
+        """The physical offset of a message; None if retention has deleted it, or it is not there yet."""
+        units = self._view.units(*queue, number, number + 1)
+        if not len(units) or int(units["size"][0]) == FILLER_UNIT_SIZE:
+            return None
+        return int(units["physical_offset"][0])
+
     def check_continues(self, cursor: Cursor) -> int:
-        """Refuse a queue whose last message that was handed out is no longer the one that was there; its end."""
+        """Refuse a queue in which another message is where the last one was that was handed out; its end."""
         end = self._view.max_offset(*cursor.queue)
         if end < cursor.position:
             raise self.went_back(cursor, end)
-        if cursor.last is None:
-            return end
-        number, place = cursor.last.queue_offset, cursor.last.physical_offset
-        units = self._view.units(*cursor.queue, number, number + 1)
-        if not len(units) or int(units["size"][0]) == FILLER_UNIT_SIZE:
-            return end  # retention has deleted it
-        if int(units["physical_offset"][0]) != place:
+        last = cursor.before if cursor.last is None else (cursor.last.queue_offset, cursor.last.physical_offset)
+        if last is not None and self._place(cursor.queue, last[0]) not in (last[1], None):
             raise self.went_back(cursor, end)
         return end
 

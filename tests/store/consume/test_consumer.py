@@ -523,6 +523,31 @@ def test_a_queue_that_was_made_again_while_it_was_read_is_refused(tmp_path: Path
     assert progress(tmp_path) == {}
 
 
+@pytest.mark.parametrize("sought", [True, False], ids=["sought", "committed"])
+@pytest.mark.parametrize("count", [4, 8], ids=["shorter", "longer"])
+def test_a_queue_that_was_made_again_before_a_message_was_handed_out_is_refused(
+    tmp_path: Path, sought: bool, count: int
+) -> None:
+    """No message that was handed out showed it, and the group skipped the first ones of the new queue."""
+    put(tmp_path, 5)
+    if not sought:
+        with consumer(tmp_path) as reader:
+            reader.poll(max_records=3)
+            reader.commit()
+    with consumer(tmp_path) as reader:
+        if sought:
+            reader.seek(T0, 3)
+        with MessageStore.open(tmp_path, SMALL) as store:
+            store.delete_topic("t")
+        put(tmp_path, count)
+        if sought:
+            with pytest.raises(StoreWentBackwardsError, match="t/0: consumer group g was at 3"):
+                reader.commit()
+        with pytest.raises(StoreWentBackwardsError, match="t/0: consumer group g was at 3"):
+            reader.poll()
+    assert progress(tmp_path) == {}
+
+
 def test_a_topic_that_is_deleted_and_made_again_between_two_looks_ends_no_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
