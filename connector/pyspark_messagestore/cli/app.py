@@ -87,9 +87,8 @@ ConfigFile = Annotated[
     typer.Option(
         "--store-config",
         metavar="FILE",
-        help="The settings of this run: a store.properties file, or a broker's own broker.conf. A store that this "
-        "project wrote knows its file sizes; all other settings are the defaults without this option. So give the file "
-        "that the store's other programs use.",
+        help="The settings of this run: a store.properties file, or a broker's own broker.conf. What the file does not "
+        "set is as it is kept in the store (`messagestore config`), or has its default.",
         show_default=False,
     ),
 ]
