@@ -49,8 +49,8 @@ class ProgressToMove(Protocol):
     def offsets(self) -> Mapping[str, Mapping[Queue, int]]:
         """The next offset of each group in its queues."""
 
-    def held(self) -> AbstractContextManager[object]:
-        """Keep the queues until the batch is appended; refuses queues that another worker has."""
+    def held(self, root: str) -> AbstractContextManager[object]:
+        """Keep the queues until a batch is appended to the store at `root`; refuses queues that another worker has."""
 
     def allows(self, queue: Queue, offset: int) -> bool:
         """Whether a group may be moved on from where it is in a queue; -1: it has no progress there."""
@@ -73,7 +73,7 @@ class ClaimedProgress:
         self.offsets = _checked(progress)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, root: str) -> Iterator[None]:  # noqa: ARG002 - it was made for this store
         """Take the locks of the queues."""
         with ExitStack() as until_appended:
             for group, offsets in self.offsets.items():
@@ -141,6 +141,8 @@ class Move:
             Another worker has a queue, or somebody writes the table for too long.
         ProgressConflictError
             The group is elsewhere than where its consumer began.
+        ConfigError
+            The consumer reads another store.
         OffsetOutOfRangeError
             A group would be behind the end of a queue.
         CorruptionError
@@ -149,8 +151,9 @@ class Move:
             The table cannot be written.
         """
         files, self._number = self._writer.files, number
-        self._held.enter_context(self._progress.held())
-        root, groups = files.paths.root, ", ".join(sorted(self._progress.offsets))
+        root = files.paths.root
+        self._held.enter_context(self._progress.held(root))
+        groups = ", ".join(sorted(self._progress.offsets))
         self._held.enter_context(offsets_locked(files.disk, root, f"consumer group {groups}", _TIMEOUT_S))
 
         self._table.load_to_save()

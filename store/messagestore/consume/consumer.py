@@ -461,9 +461,16 @@ class Consumer:
         return {queue: offset for queue, offset in offsets.items() if offset > self._assignment.cursors[queue].floor}
 
     @contextlib.contextmanager
-    def held(self, offsets: Mapping[Queue, int]) -> Iterator[None]:
+    def held(self, root: str, offsets: Mapping[Queue, int]) -> Iterator[None]:
         """Keep queues while a batch moves the group in them (`Positions`)."""
         with self._used():
+            if os.path.realpath(root) != os.path.realpath(self.root):
+                raise ConfigError(
+                    f"progress: found positions of a consumer of {self.root}; allowed are those of {root}, the store "
+                    f"to which the batch is appended: a batch moves no group of another store. Nothing was appended. "
+                    f"Append without progress and commit then, which is at least once",
+                    key="progress",
+                )
             for queue in offsets:
                 self._assignment.kept(queue)
             self._assignment.check_kept(offsets)

@@ -19,8 +19,8 @@ class Reader(Protocol):
 
     group: str
 
-    def held(self, offsets: Mapping[Queue, int]) -> AbstractContextManager[None]:
-        """Keep the queues; refuses those that another worker of the group has."""
+    def held(self, root: str, offsets: Mapping[Queue, int]) -> AbstractContextManager[None]:
+        """Keep the queues; refuses those that another worker of the group has, and another store."""
 
     def may_move(self, queue: Queue, offset: int) -> bool:
         """Whether the group is where the consumer knows it."""
@@ -58,8 +58,8 @@ class Positions:
         """The next offsets, by group."""
         return {self._reader.group: dict(self._offsets)}
 
-    def held(self) -> AbstractContextManager[None]:
-        """Keep the queues until the batch is appended.
+    def held(self, root: str) -> AbstractContextManager[None]:
+        """Keep the queues until the batch is appended to the store at `root`.
 
         Raises
         ------
@@ -67,10 +67,12 @@ class Positions:
             Another worker of the group has a queue, or may have it.
         StoreWentBackwardsError
             The messages that were handed out are gone.
+        ConfigError
+            The consumer reads another store.
         StoreClosedError
             The consumer is closed, or another thread uses it.
         """
-        return self._reader.held(self._offsets)
+        return self._reader.held(root, self._offsets)
 
     def allows(self, queue: Queue, offset: int) -> bool:
         """Whether the group is where the consumer knows it."""

@@ -258,6 +258,27 @@ def test_messages_that_are_gone_move_nothing(root: Path) -> None:
     assert appended(root) == 0
 
 
+def test_positions_of_another_store_are_refused(root: Path) -> None:
+    """They moved the group of this store, and the group that was read stayed where it was."""
+    other = root.with_name("other")
+    shutil.copytree(root, other)
+    with MessageStore.open(other, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        consumer.poll()
+        with pytest.raises(ConfigError, match=r"found positions of a consumer of .*/store; allowed are those"):
+            append(store, consumer.positions())
+    assert appended(other) == 0
+    assert place(other) is None
+
+
+def test_positions_of_the_same_store_by_a_link(root: Path) -> None:
+    link = root.with_name("link")
+    link.symlink_to(root)
+    with MessageStore.open(root, SMALL) as store, Consumer(link, "g", "in", config=SMALL) as consumer:
+        consumer.poll()
+        assert append(store, consumer.positions()) == "appended"
+    assert place(root) == COUNT
+
+
 def test_a_batch_with_progress_is_synced(root: Path) -> None:
     """A power cut could take the results and leave the progress."""
     with MessageStore.open(root, SMALL.replace(flush_disk_type=ASYNC_FLUSH)) as store:
