@@ -142,7 +142,7 @@ class Move:
         ProgressConflictError
             The group is elsewhere than where its consumer began.
         ConfigError
-            The consumer reads another store.
+            The consumer reads another store, or the group is there already.
         OffsetOutOfRangeError
             A group would be behind the end of a queue.
         CorruptionError

@@ -474,6 +474,13 @@ class Consumer:
             for queue in offsets:
                 self._assignment.kept(queue)
             self._assignment.check_kept(offsets)
+            if not self._new(offsets):
+                raise ConfigError(
+                    f"progress: found positions to which consumer group {self.group!r} was moved already, by a batch "
+                    f"or a commit; allowed are those of a new poll. Nothing was appended. Put all results into one "
+                    f"batch: its rows may have several topics",
+                    key="progress",
+                )
             yield
 
     def may_move(self, queue: Queue, offset: int) -> bool:

@@ -68,7 +68,7 @@ class Positions:
         StoreWentBackwardsError
             The messages that were handed out are gone.
         ConfigError
-            The consumer reads another store.
+            The consumer reads another store, or a batch or a commit has moved the group there already.
         StoreClosedError
             The consumer is closed, or another thread uses it.
         """

@@ -258,6 +258,24 @@ def test_messages_that_are_gone_move_nothing(root: Path) -> None:
     assert appended(root) == 0
 
 
+def test_positions_count_for_one_batch(root: Path) -> None:
+    """Two batches with the results of the same messages are not there together, and a repeated one doubles them."""
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        consumer.poll(max_records=4)
+        positions = consumer.positions()
+        append(store, positions, request=BatchRequest("pipe", 0))
+        assert append(store, positions, request=BatchRequest("pipe", 0)) == "known"
+        with pytest.raises(
+            ConfigError, match="progress: found positions to which consumer group 'g' was moved already"
+        ):
+            append(store, positions)
+        consumer.seek(IN, 0)
+        consumer.poll(max_records=4)
+        assert append(store, consumer.positions()) == "appended"  # they were asked for once more
+    assert appended(root) == 2
+    assert place(root) == 4
+
+
 def test_positions_of_another_store_are_refused(root: Path) -> None:
     """They moved the group of this store, and the group that was read stayed where it was."""
     other = root.with_name("other")
