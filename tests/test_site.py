@@ -108,6 +108,9 @@ def test_the_reference_shows_no_internals(pages: dict[Path, Page], site: Path) -
     names = {name for name in anchors if name.startswith(("messagestore.", "pyspark_messagestore."))}
     assert "messagestore.MessageStore.put_message" in names
     assert not {name for name in names if re.search(r"\._(?!_)", name)}
+    classes_call = {"MessageStore.view", "MessageStore.writer", "ReadOnlyStore.view", "RecoveryReport.note_queues"}
+    classes_call |= {f"Consumer.{name}" for name in ("take_back", "send_back", "bury", "held", "may_move", "moved")}
+    assert not {name for name in classes_call if f"messagestore.{name}" in names}
 
 
 def test_the_notebook_the_curves_and_the_race_are_shown(pages: dict[Path, Page], site: Path) -> None:
