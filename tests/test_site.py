@@ -109,7 +109,8 @@ def test_the_reference_shows_no_internals(pages: dict[Path, Page], site: Path) -
     assert "messagestore.MessageStore.put_message" in names
     assert not {name for name in names if re.search(r"\._(?!_)", name)}
     classes_call = {"MessageStore.view", "MessageStore.writer", "ReadOnlyStore.view", "RecoveryReport.note_queues"}
-    classes_call |= {f"Consumer.{name}" for name in ("take_back", "send_back", "bury", "held", "may_move", "moved")}
+    consumers = ("take_back", "in_turn", "send_back", "bury", "held", "may_move", "moved")
+    classes_call |= {f"Consumer.{name}" for name in consumers}
     assert not {name for name in classes_call if f"messagestore.{name}" in names}
 
 

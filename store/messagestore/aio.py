@@ -128,9 +128,13 @@ class AsyncConsumer:
             await self._thread.end(lambda: consumer.__exit__(kind, error, trace))
 
     async def _call(self, work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Run a call behind those before it, so that a commit covers only what their callers got."""
+        """Run a call behind those before it, so that a commit covers only what their callers got.
+
+        A batch of a store that moves the group, and whose caller was cancelled, ends first, too.
+        """
+        consumer = self.consumer
         async with self._turn:
-            return await self._thread.call(work, undo)
+            return await self._thread.call(lambda: consumer.in_turn(work), undo)
 
     async def poll(self, timeout: float | None = 0.0, max_records: int = 500) -> dict[Queue, list[ConsumedMessage]]:
         """Messages that were not handed out yet, as `Consumer.poll`. If it is cancelled, the next poll has them."""

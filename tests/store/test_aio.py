@@ -12,6 +12,7 @@ import pytest
 
 from messagestore import Consumer, Message, MessageStore, StoreClosedError
 from messagestore.aio import AsyncConsumer, AsyncMessageStore
+from messagestore.batches.progress import Move
 from small import SMALL, read_all
 
 COUNT = 20
@@ -164,6 +165,35 @@ def test_a_pipe_moves_its_group_with_its_results(root: Path) -> None:
     asyncio.run(pipe())
     with MessageStore.open(root, SMALL) as store:
         assert len(read_all(store, "out")) == COUNT
+
+
+def test_a_consumer_waits_for_a_batch_whose_caller_was_cancelled(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch has the consumer until it is appended, and the next call said that another thread uses it."""
+    begun, go_on = threading.Event(), threading.Event()
+    real = Move.finish
+
+    def slow(move: Move) -> None:
+        begun.set()
+        go_on.wait(60)
+        real(move)
+
+    async def cancel() -> list[int]:
+        async with AsyncMessageStore(root, SMALL) as store, AsyncConsumer(root, "g", "t", config=SMALL) as consumer:
+            await consumer.poll(0, 3)
+            rows = pa.table({"body": [b"result"]})
+            monkeypatch.setattr(Move, "finish", slow)
+            batch = store.append_batch(rows, topic="out", queue_id=0, progress=await consumer.positions())
+            appending = asyncio.create_task(batch)
+            await asyncio.to_thread(begun.wait, 60)
+            appending.cancel()
+            polling = asyncio.create_task(consumer.poll(0, 2))
+            await asyncio.wait([polling], timeout=0.2)
+            go_on.set()
+            found = numbers(await polling)  # type: ignore[arg-type]
+            assert consumer.consumer.committed(("t", 0)) == 3
+            return found
+
+    assert asyncio.run(cancel()) == [3, 4]
 
 
 async def put_unopened(root: Path) -> None:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from messagestore.consume.assignment import Assignment, Topics, queue_of
 from messagestore.consume.beginning import Beginning, start_of
@@ -40,6 +40,7 @@ from messagestore.read.view import StoreView
 
 _LOOK_S = 0.02
 """How old the known ends of the queues may become while there is something to hand out."""
+T = TypeVar("T")
 Rebalanced = Callable[["Consumer", list[Queue]], object]
 _log = logging.getLogger(__name__)
 
@@ -332,6 +333,11 @@ class Consumer:
             for queue, of_queue in messages.items():
                 if queue in self._assignment.cursors:
                     self._reader.seek(self._assignment.cursors[queue], of_queue[0].queue_offset)
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Call `work` when no other thread uses the consumer: a batch may be moving its group (`Positions`)."""
+        with self._one_thread:
+            return work()
 
     # ---- messages that could not be processed
 
