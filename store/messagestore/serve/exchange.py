@@ -14,17 +14,17 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from messagestore.errors import ProtocolError
+from messagestore.spi.wire import frames
 
 _MOST_LINE = 64
 _LINGER_S = 1.0
 _LINGER_SIZE = 16 * 1024 * 1024
 _SMALL_BODY = 64 * 1024
-_BLOCK = 256 * 1024
 
 
 class CutError(ConnectionError):
@@ -46,6 +46,8 @@ class Exchange:
         Bytes of the bodies.
     status : int
         What was answered; 0 before.
+    paced : function
+        Called with the size of each piece of the body that was taken. It may wait.
     """
 
     def __init__(self, request: Any) -> None:
@@ -54,6 +56,7 @@ class Exchange:
         self.path = request.path.decode("latin-1")
         self.client = str(request.conn.remote_addr)
         self.received = self.sent = self.status = 0
+        self.paced: Callable[[int], None] = lambda _: None
         self._chunked = bool(request.chunked_read)
         self._left = 0 if self._chunked else max(0, int(self.header("Content-Length") or 0))
         self._ended = not self._chunked and not self._left
@@ -84,12 +87,13 @@ class Exchange:
         while at < len(view):
             if not self._left and not self._next_chunk():
                 raise CutError("the request's body ends in the middle of a message")
-            count = self._some(view[at : at + self._left])
+            count = self._some(view[at : at + min(self._left, frames.BLOCK)])
             at += count
             self._left -= count
             self.received += count
             if not self._left:
                 self._end_of_piece()
+            self.paced(count)
 
     def rest(self, limit: int) -> bytes:
         """The rest of the body, if it is not larger than the limit.
@@ -156,6 +160,10 @@ class Exchange:
 
     # ---- the answer
 
+    def go_on(self) -> None:
+        """Tell a client whose body is read slowly that its request is not forgotten."""
+        self._socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
     def answer(self, status: int, body: Any, headers: Sequence[tuple[str, str]] = ()) -> None:
         """Answer with JSON, or with text that is given as bytes."""
         text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode("utf-8")
@@ -173,9 +181,9 @@ class Exchange:
     def send(self, pieces: Sequence[memoryview]) -> None:
         """Send a frame."""
         size = sum(map(len, pieces))
-        self._socket.sendall(b"%x\r\n" % size + (pieces[0] if len(pieces[0]) < _BLOCK else b""))
-        for piece in pieces[1:] if len(pieces[0]) < _BLOCK else pieces:
-            self._socket.sendall(piece)
+        self._socket.sendall(b"%x\r\n" % size + (pieces[0] if len(pieces[0]) < frames.BLOCK else b""))
+        for block in frames.blocks(pieces[1:] if len(pieces[0]) < frames.BLOCK else pieces):
+            self._socket.sendall(block)
         self._socket.sendall(b"\r\n")
         self.sent += size
 
@@ -208,7 +216,7 @@ class Exchange:
 
     def _linger(self) -> None:
         """Throw away what is on its way: a reset would take the answer from a client that has not read it yet."""
-        waste, got, until_s = memoryview(bytearray(_BLOCK)), 0, time.monotonic() + _LINGER_S
+        waste, got, until_s = memoryview(bytearray(frames.BLOCK)), 0, time.monotonic() + _LINGER_S
         with contextlib.suppress(OSError):
             if self._request.server.ssl_adapter is None:
                 self._socket.shutdown(socket.SHUT_WR)

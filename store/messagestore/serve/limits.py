@@ -144,8 +144,16 @@ class Budget:
             self.memory += by
             self._changed.notify_all()
 
-    def pace(self, client: str, size: int) -> float:
-        """Wait as long as the rate of a client asks for after `size` bytes; return the seconds."""
+    def pace(self, client: str, size: int, alive: Callable[[], None] = lambda: None) -> float:
+        """Wait as long as the rate of a client asks for after `size` bytes; return the seconds.
+
+        Parameters
+        ----------
+        client : str
+        size : int
+        alive : function
+            Called at least once a second meanwhile.
+        """
         rate = self.limits.rate
         if not rate:
             return 0.0
@@ -155,7 +163,9 @@ class Budget:
             wait_s = self._due_s[client] - now_s - 1.0  # a second's worth may come at once
         if wait_s <= 0:
             return 0.0
-        time.sleep(wait_s)
+        while (left_s := now_s + wait_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+            alive()
         return wait_s
 
 

@@ -134,6 +134,7 @@ class _Request:
         self.verb, self.client = "unknown", exchange.client
         self.allowed: frozenset[str] = frozenset()
         self.throttled_s = 0.0
+        self._alive_s = time.monotonic()
         self._streaming = False
         self._sending = threading.Lock()
 
@@ -296,6 +297,7 @@ class _Request:
         service = self.service
         with service.budget.stream() as room, service.staged.share(self.client) as share:
             exchange = self.exchange
+            exchange.paced = self._pace  # piece by piece: a client that cannot send for long takes the server for dead
 
             def take(size: int) -> None:
                 share.take(size)
@@ -310,7 +312,6 @@ class _Request:
                     frame = self._frame(take)
                     if "rows" in frame.head:
                         staging.write(parts.unpack_rows(frame))
-                        self._pace(sum(map(len, frame.buffers.values())))
                     elif "finish" in frame.head:
                         break
                     elif "alive" not in frame.head:
@@ -374,7 +375,18 @@ class _Request:
         self.exchange.finish()
 
     def _pace(self, size: int) -> None:
-        self.throttled_s += self.service.budget.pace(self.client, size)
+        self.throttled_s += self.service.budget.pace(self.client, size, self._show_life)
+
+    def _show_life(self) -> None:
+        """Let a client that is over its rate know every few seconds that it is not forgotten."""
+        now_s = time.monotonic()
+        if now_s - self._alive_s < SIGN_OF_LIFE_S:
+            return
+        self._alive_s = now_s
+        if self._streaming:
+            self._send(frames.packed({"alive": True}))
+        else:
+            self.exchange.go_on()
 
     # ---- errors
 

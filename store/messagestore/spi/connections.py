@@ -337,8 +337,8 @@ class Connection:
         """Send a frame as a chunk."""
         sock = self._raw.sock
         sock.sendall(b"%x\r\n" % sum(map(len, pieces)) + bytes(pieces[0]))
-        for piece in pieces[1:]:
-            sock.sendall(piece)
+        for block in frames.blocks(pieces[1:]):
+            sock.sendall(block)
         sock.sendall(b"\r\n")
 
     def end(self) -> None:

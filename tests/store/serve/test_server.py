@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import random
 import resource
@@ -35,6 +36,7 @@ from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, Write, encode, store_host_of
 from messagestore.spi import remote as clients
+from messagestore.spi.connections import Connection, Link
 from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores
@@ -219,6 +221,76 @@ def test_a_client_over_its_rate_is_slowed_down():
     assert budget.pace("a", 900) == 0
     assert 0 < budget.pace("a", 200) < 1.0
     assert budget.pace("b", 900) == 0
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients take a server for dead that is silent for half a second; one that is at work says so before."""
+    monkeypatch.setattr("messagestore.spi.connections.ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("messagestore.serve.limits._LOOK_S", 0.05)
+    monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.1)
+
+
+def at_rate(root: str, rate: int) -> Server:
+    server = Server(Service(Hosted(root, SMALL), Limits(rate=rate)))
+    server.start()
+    return server
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("size", "rate"), [(50, 10_000), (1_000, 4 * MIB)], ids=["slow", "large"])
+def test_a_client_over_its_rate_may_stage(root: str, size: int, rate: int):
+    """It is held up for longer than it waits for a server that is silent, while it sends and when it has sent all."""
+    server = at_rate(root, rate)
+    try:
+        config = SMALL.replace(max_message_size=MIB)
+        count, host = 3 * rate // (size + 150), store_host_of(config)
+        rows = encode(ColumnTexts(columns(bodies(count, size))), limits=config, store_host=host, born_host=host)
+        writer = settings(0.1).writer(server.url, config, staging_ttl_s=60)
+        begin_s = time.monotonic()
+        with writer.stage(Write("0", "k"), writer.describe().store_id) as staging:
+            staging.write(rows)
+            assert staging.finish().row_count == count
+        assert time.monotonic() - begin_s > 1.0
+    finally:
+        server.stop()
+
+
+def test_a_large_frame_that_is_taken_slowly_is_sent() -> None:
+    """As long as some of it is taken, its time-out does not end it."""
+    near, far = socket.socketpair()
+    _sockets.extend((near, far))
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    near.settimeout(0.5)
+    raw = http.client.HTTPConnection("nobody")
+    raw.sock = near
+
+    def take_slowly() -> None:
+        while far.recv(1 << 16):
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=take_slowly)
+    thread.start()
+    connection = Connection(Link("http://nobody:1", RemoteSettings()), raw, was_used=False)
+    begin_s = time.monotonic()
+    try:
+        connection.send(frames.packed({}, [("data", bytes(4 * MIB))]))
+        assert time.monotonic() - begin_s > 1.0
+    finally:
+        near.close()
+        thread.join()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_client_over_its_rate_may_read(root: str):
+    server = at_rate(root, 3_000)
+    try:
+        begin_s = time.monotonic()
+        parts_ = settings(0.1).reader(server.url).gather([Range("t", 0, 0, 30)])
+        assert sum(len(part.sizes) for part in parts_) == 30
+        assert time.monotonic() - begin_s > 1.0
+    finally:
+        server.stop()
 
 
 # ---- clients that are none

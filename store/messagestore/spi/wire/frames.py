@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ HEAD_SIZE = _SIZE.size
 """The bytes in front of a head."""
 MOST_VALUES = 2_000_000
 """How many values a JSON text may have."""
+BLOCK = 256 * 1024
+"""So many bytes are sent or received at a time, since time-outs count for each time."""
 _MOST_BUFFERS = 16
 
 Buffer = memoryview
@@ -45,6 +47,16 @@ def packed(head: dict[str, Any], buffers: Sequence[tuple[str, Any]] = ()) -> lis
         head = {**head, "buffers": [[name, len(view)] for name, view in views]}
     text = json.dumps(head, separators=(",", ":")).encode("utf-8")
     return [memoryview(_SIZE.pack(len(text)) + text), *(view for _, view in views if len(view))]
+
+
+def blocks(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The pieces of a frame, divided so that none has more than `BLOCK` bytes.
+
+    A socket's time-out counts for all that `sendall` is given. Whoever takes a large piece slowly is not silent.
+    """
+    for piece in pieces:
+        for start in range(0, len(piece), BLOCK):
+            yield piece[start : start + BLOCK]
 
 
 def read(take: Callable[[memoryview], None], head_limit: int, limit: int, room: Callable[[int], None]) -> Frame:
