@@ -319,6 +319,7 @@ class _Request:
                             "stage: found a frame that has neither rows nor a sign of life, nor the end"
                         )
                     del frame
+                    room.take(0)  # others may use it until the client has its next rows
                 exchange.end()
                 staged = staging.finish()
                 share.staged = staged.size

@@ -189,6 +189,17 @@ def test_a_frame_over_the_limit_takes_no_memory(root: str, server: Server, size:
     assert server.service.budget.memory == 0
 
 
+def test_a_task_that_makes_its_next_rows_holds_no_memory(root: str, server: Server):
+    """Otherwise a few slow tasks keep all others out for as long as they write."""
+    begin = f"POST /v1/stage HTTP/1.1\r\n{HEADERS}Transfer-Encoding: chunked\r\n\r\n".encode()
+    begin += chunk(stage_begin(settings().reader(server.url).describe().store_id)) + chunk(rows_frame())
+    connected(server).sendall(begin)
+    budget = server.service.budget
+    until(lambda: max(server.service.staged.sums().values(), default=0) > 1)
+    until(lambda: budget.memory == 0)
+    assert budget.streams == 1
+
+
 def test_more_streams_than_there_are_places_come_again_later(root: str, server: Server):
     """They are refused with 503, and the client tries again until there is a place."""
     budget = server.service.budget
