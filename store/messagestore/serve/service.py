@@ -33,6 +33,8 @@ PREFIX = "/v1/"
 PART_SIZE = 4 * 1024 * 1024
 """The largest part of a `gather` on the wire, unless a single record is larger."""
 SIGN_OF_LIFE_S = 5.0
+UNKNOWN = "unknown"
+"""In the figures: a verb that there is not, and all who have no valid token, so that they cannot make them grow."""
 _ROWS_IN_FRAME = 1_000
 _ROW_SIZE = 1_024
 """About what a row of a report takes in memory."""
@@ -131,7 +133,7 @@ class _Request:
         self.hosted, self.limits = service.hosted, service.limits
         client_id = exchange.header(versions.REQUEST_ID)
         self.id = client_id if _PLAIN_ID.fullmatch(client_id) else uuid.uuid4().hex[:16]
-        self.verb, self.client = "unknown", exchange.client
+        self.verb, self.client = UNKNOWN, exchange.client
         self.allowed: frozenset[str] = frozenset()
         self.throttled_s = 0.0
         self._alive_s = time.monotonic()
@@ -156,7 +158,7 @@ class _Request:
             exchange = self.exchange
             self.service.counters.add(
                 self.verb,
-                self.client,
+                self.client if self.allowed else UNKNOWN,
                 float(failed),
                 exchange.received,
                 exchange.sent,

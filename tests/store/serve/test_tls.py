@@ -128,6 +128,22 @@ def test_a_missing_or_wrong_token_is_refused_with_a_sentence(setting: Setting) -
     assert refused.value.unknown and "wrong-token" not in str(refused.value)
 
 
+def test_strangers_have_no_figures_of_their_own(setting: Setting) -> None:
+    """Whoever has many addresses could fill the server's memory with them, and Prometheus."""
+    server = setting.start()
+    host, port = server.url.removeprefix("https://").split(":")
+    trusting = ssl.create_default_context(cafile=setting.cert)
+    for number in range(2, 6):
+        address = f"127.0.0.{number}", 0
+        connection = http.client.HTTPSConnection(host, int(port), timeout=20, source_address=address, context=trusting)
+        connection.request("POST", "/v1/hello", b"{}", {"Messagestore-Protocol": "1-1"})
+        assert connection.getresponse().status == 401
+        connection.close()
+    text = server.service.counters.text().decode()
+    assert 'messagestore_serve_errors_total{verb="hello",client="unknown"} 4' in text
+    assert "127.0.0" not in text
+
+
 def test_what_a_header_gives(setting: Setting) -> None:
     """401 asks for a token; 403 does not, since another try with the same one is no use."""
     cases = {
