@@ -43,6 +43,9 @@ ANSWER_TIMEOUT_S = 60.0
 """A server that is at work says so every five seconds. One that is silent for this long is taken for dead, or for as
 long as `retryTimeout`, if that is less."""
 _LEAST_ANSWER_S = 10.0
+SILENCE_S = 15.0
+"""The same, for what the server shows every five seconds that it is at work on: that is sent again within a
+`retryTimeout` of 30 s if the connection has lost its other end."""
 HEAD_LIMIT = 64 * 1024 * 1024
 FRAME_LIMIT = 2 * 1024 * 1024 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
@@ -230,10 +233,10 @@ class Attempt:
         was_refused = isinstance(error, _AgainError)
         if self._deadline.was_sent and not was_refused and not self._is_repeatable:
             self._give_up(reason)
-        silent_s = self._link.answer_timeout_s if isinstance(error, TimeoutError) and connection.was_sent else 0.0
-        if connection.was_used and not was_refused and not silent_s:
-            self._link.forget()  # the server has closed what was idle, or was restarted
-            if self._deadline.first():
+        silent_s = connection.timeout_s if isinstance(error, TimeoutError) and connection.was_sent else 0.0
+        if connection.was_used and not was_refused:
+            self._link.forget()  # the server has closed what was idle, or was restarted, or its host was
+            if not silent_s and self._deadline.first():
                 return
         if not self._deadline.wait(reason, asked_s, silent_s):
             self._give_up(reason)
@@ -297,6 +300,7 @@ class Connection:
     def __init__(self, link: Link, raw: http.client.HTTPConnection, *, was_used: bool) -> None:
         self._link, self._raw, self.was_used = link, raw, was_used
         self.was_sent = False
+        self.timeout_s = link.answer_timeout_s
         self._response: http.client.HTTPResponse | None = None
         self._headers = link.headers(uuid.uuid4().hex[:16])
         self.refusal: Exception | None = None
@@ -319,9 +323,9 @@ class Connection:
     def _connect(self) -> None:
         if self._raw.sock is None:
             self._raw.connect()
-            sock: socket.socket | None = self._raw.sock
-            assert sock is not None
-            sock.settimeout(self._link.answer_timeout_s)
+        sock: socket.socket | None = self._raw.sock
+        assert sock is not None
+        sock.settimeout(self.timeout_s)
 
     def begin(self, verb: str) -> None:
         """Begin a request whose body is a stream of frames."""
@@ -393,14 +397,23 @@ class Connection:
         self.refusal = error
         return error
 
-    def stream(self, verb: str, text: bytes) -> Iterator[frames.Frame]:
+    def stream(self, verb: str, text: bytes, *, shows_life: bool = False) -> Iterator[frames.Frame]:
         """Send a request whose answer is a stream of frames, and return the frames, the last of which has `done`.
+
+        Parameters
+        ----------
+        verb : str
+        text : bytes
+        shows_life : bool
+            Whether the server says every few seconds that it is at work.
 
         Raises
         ------
         http.client.IncompleteRead, OSError
             The stream was cut.
         """
+        if shows_life:
+            self.timeout_s = min(self.timeout_s, SILENCE_S)
         self._send(verb, text)
         response = self._checked()
 

@@ -354,7 +354,7 @@ class RemoteWriter:
         is_known_again = request.app_id is not None or planned is not None
 
         def once(connection: Connection) -> Committed:
-            *_, last = connection.stream("commit", text)
+            *_, last = connection.stream("commit", text, shows_life=True)
             committed: Committed = values.checked(
                 values.from_json(last.head["done"], strict=False), Committed, "the answer of commit"
             )

@@ -472,8 +472,8 @@ def test_a_report_whose_client_has_left_stops(server: Server, monkeypatch: pytes
     until(lambda: (budget.streams, budget.reports) == (0, 0))
 
 
-def commit_of(server: Server, stores: RemoteStores, planned: PlannedWrite | None) -> Callable[[], Any]:
-    writer = stores.writer(server.url, SMALL, staging_ttl_s=60)
+def commit_of(server: Server, stores: RemoteStores, planned: PlannedWrite | None, url: str = "") -> Callable[[], Any]:
+    writer = stores.writer(url or server.url, SMALL, staging_ttl_s=60)
     found = writer.prepare()
     host = store_host_of(SMALL)
     with writer.stage(Write("0", "k"), found.store_id) as staging:
@@ -499,6 +499,17 @@ def test_a_commit_whose_answer_is_lost_is_sent_again(
     monkeypatch.setattr(services._Request, "_end", lose)
     assert commit_of(server, settings(), planned)().result.status == "known"
     assert len(lost) == 1
+
+
+def test_a_commit_whose_connection_goes_dead_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """The client hears nothing, as when the server's host has lost its power: time is left for another connection."""
+    monkeypatch.setattr("messagestore.spi.connections.SILENCE_S", 0.5)
+    host, port = server.url.removeprefix("http://").split(":")
+    with Proxy((host, int(port))) as proxy:
+        commit = commit_of(server, settings(), None, f"http://127.0.0.1:{proxy.port}")
+        proxy.plan(Fault("blackhole", DOWN, 1))
+        assert commit().result.status == "known"
+        assert proxy.happened
 
 
 def test_a_commit_that_never_gets_an_answer_is_unknown(server: Server, monkeypatch: pytest.MonkeyPatch):
