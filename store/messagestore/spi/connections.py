@@ -245,7 +245,7 @@ class Attempt:
         unknown = self._unknown and self._deadline.was_sent
         end = "Look at the server's log, and at the network between this host and the server"
         if unknown:
-            end = "The batch may be in the log or not: commit it again, and it is recognised. Nothing was deleted"
+            end = "The batch may be in the log or not: commit it again, and it is recognised"
         raise (CommitUnknownError if unknown else StoreUnavailableError)(
             f"{self._link.url}: no answer to {self._what} for {self._deadline.waited_s:.0f} s (retryTimeout is "
             f"{self._link.settings.retry_timeout_s:g} s), at last: {_words(reason)}. {end}"
