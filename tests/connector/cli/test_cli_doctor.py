@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import error, finish, lines, objects, run, start
-from messagestore import MessageExt, MessageStore
+from messagestore import MessageExt, MessageStore, StorePermissionError
 from messagestore.inspect import host
 from pyspark_messagestore.cli.commands import doctor as cli_doctor
 from small import SMALL, ClockDisk, filled
@@ -295,6 +295,23 @@ def test_the_stores_own_folder_may_be_given_to_its_user(tmp_path: Path, monkeypa
     user = os.geteuid()
     assert checks(root, code=1)["permission"]["remedy"].startswith(f"Run `sudo chown -R {user} {root}`")
     assert checks(empty, code=1)["permission"]["remedy"].startswith("It is no store.")
+
+
+def test_a_folder_that_this_user_may_not_enter_does_not_end_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it holds a store cannot be known, and the rest was not said."""
+    root = filled(tmp_path / "store", 2)
+
+    def refused(path: str) -> bool:
+        raise StorePermissionError(f"{path}: Permission denied", path=path)
+
+    fields = {"file_system": "ext4", "mount": "/", "free_size": 1 << 40, "writable": "Permission denied"}
+    monkeypatch.setattr(cli_doctor, "probe_folder", lambda path: host.FolderProbe(folder=str(path), **fields))
+    monkeypatch.setattr(cli_doctor.operator, "holds_store", refused)
+    found = checks(root, code=1)
+    assert found["permission"]["remedy"].startswith("This user may not look into it. Work as its owner")
+    assert (found["store"]["result"], found["store"]["found"]) == ("fault", f"{root}: Permission denied")
 
 
 def test_a_disk_without_room_for_a_name_is_full_and_not_somebody_elses(

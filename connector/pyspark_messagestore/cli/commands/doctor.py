@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 import pyspark_messagestore
-from messagestore import NotAStoreError
+from messagestore import NotAStoreError, StorePermissionError
 from messagestore.inspect import operator
 from messagestore.inspect.host import FolderProbe, clock_is_synchronised, probe_folder
 from pyspark_messagestore.cli import output as out
@@ -342,21 +342,25 @@ def _remedy(root: str, probe: FolderProbe) -> str:
         return f"{probe.mount} is mounted read-only. Mount it for writing, or choose a folder elsewhere."
     if probe.folder != path:
         return f"Run `sudo install -d -o {user} -m 700 {words}`, which makes the folder, or choose one elsewhere."
-    if operator.holds_store(path):
+    try:
+        holds_store = operator.holds_store(path)
+    except StorePermissionError:
+        return "This user may not look into it. Work as its owner, or give a folder elsewhere."
+    if holds_store:
         return f"Run `sudo chown -R {user} {words}`, or work as its owner. Reading may still be possible."
     return "It is no store. Give a folder for the store alone, which its user owns, or work as the owner of this one."
 
 
 def _store(root: str) -> Iterator[Check]:
-    if not operator.holds_store(root):
-        yield Check("store", OK, f"none at {os.path.abspath(root)} yet")
-        return
-
     try:
+        if not operator.holds_store(root):
+            yield Check("store", OK, f"none at {os.path.abspath(root)} yet")
+            return
+
         status = operator.status(root, looking())
         with opened(root) as store:
             findings = findings_of(facts_of(store))
-    except NotAStoreError as error:
+    except (NotAStoreError, StorePermissionError) as error:
         yield Check("store", FAULT, str(error))
         return
 
