@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from checkpoints import checkpoint
 from cli_runs import objects, run
-from messagestore import MessageStore, OffsetOutOfRangeError, StoreWentBackwardsError
+from messagestore import ConfigError, MessageStore, OffsetOutOfRangeError, StoreWentBackwardsError
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.disk import Disk
 from messagestore.log.remembered import ANSWERS, Answer, Memory, WayBack, corrected
@@ -82,6 +82,21 @@ def test_a_new_query_begins_where_its_group_is_or_refuses(tmp_path: Path, way: W
         history.put(store, MORE)
     first = planned_first(stream(root, **given))
     assert first["begin"]["queues"] == {"t": {"0": corrected(READ, begin, end)}}
+    assert first["queues"] == {"t": {"0": end + MORE}}
+
+
+def test_a_group_has_read_nothing_of_a_topic_that_was_deleted_and_made_again(tmp_path: Path) -> None:
+    """A new query would have begun behind the first messages of the new topic."""
+    assert ANSWERS[Memory.COMMITTED, WayBack.DELETED] is Answer.FORGOTTEN
+    history = History(tmp_path / "s", "plain", remember_group)
+    end = history.back(WayBack.DELETED)
+    with history.open() as store:
+        history.put(store, MORE)
+    root, given = str(history.root), {"startingOffsets": "committed", "consumerGroup": "g"}
+    with pytest.raises(ConfigError, match="consumer group g has not read queue 0 of t"):
+        planned_first(stream(root, **given))
+    first = planned_first(stream(root, **{**given, "startingOffsets": "committed:earliest"}))
+    assert first["begin"]["queues"] == {"t": {"0": 0}}
     assert first["queues"] == {"t": {"0": end + MORE}}
 
 
