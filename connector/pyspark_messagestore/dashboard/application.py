@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import itertools
 import json
 import os
 import re
@@ -131,11 +132,13 @@ def app(
     folders = tuple(os.path.abspath(folder) for folder in checkpoints)
     stores: dict[str, Stored] = {}
     checks, reads = Checks(), Reads(read_limit)
-    for number, root in enumerate(roots, 1):
-        path = os.path.abspath(root)
+    paths = [os.path.abspath(root) for root in roots]
+    own_names = {os.path.basename(path) for path in paths}
+    for number, path in enumerate(paths, 1):
         name = os.path.basename(path)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in stores:
-            name = f"store-{number}"
+            others = (f"store-{each}" for each in itertools.count(number))
+            name = next(each for each in others if each not in own_names and each not in stores)
         stores[name] = Stored(
             name,
             path,

@@ -79,6 +79,19 @@ def test_the_worst_store_comes_first(root: Path, tmp_path: Path) -> None:
     )
 
 
+def test_stores_of_one_name_take_no_name_of_another_store(tmp_path: Path) -> None:
+    names = ["one/store-3", "one/shop", "two/shop", "three/shop", "one/store-4"]
+    roots = [filled(tmp_path / name, number) for number, name in enumerate(names, 1)]
+    reports = Client(app(roots))("/api/v1/stores").json["stores"]
+    assert {report["name"]: report["root"] for report in reports} == {
+        "store-3": str(roots[0]),
+        "shop": str(roots[1]),
+        "store-5": str(roots[2]),
+        "store-6": str(roots[3]),
+        "store-4": str(roots[4]),
+    }
+
+
 def test_a_query_that_is_stuck_is_a_fault_of_the_store_that_it_reads(root: Path, tmp_path: Path) -> None:
     with stored.Stored("s", str(root)).opened() as store:
         store_id = store.describe([]).store_id
