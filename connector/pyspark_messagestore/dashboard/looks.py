@@ -25,7 +25,7 @@ from messagestore.inspect import operator
 from messagestore.spi import SYS_FLAG_COMPRESSED, Queue, Range, Report, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import Progress
 from pyspark_messagestore.dashboard.asked import MOST_COUNT, Asked, given, number
-from pyspark_messagestore.dashboard.newest import Filter, cells, columns_of, newest
+from pyspark_messagestore.dashboard.newest import Filter, columns_of, newest
 from pyspark_messagestore.dashboard.room import log
 from pyspark_messagestore.dashboard.stored import CONFIG, Stored
 from pyspark_messagestore.dashboard.trends import outlook
@@ -240,6 +240,7 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
             store,
             queues,
             wanted,
+            names,
             before=before,
             low=low,
             high=high,
@@ -257,7 +258,7 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
         "until": until,
         "count": count,
         "before": before,
-        "messages": [each | {"cells": cells(each, names)} for each in found.messages],
+        "messages": found.messages,
         "searchedSize": found.searched,
         "searchedCount": found.count,
         "backTo": found.back_to_ms,

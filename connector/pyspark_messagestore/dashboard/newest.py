@@ -6,6 +6,7 @@ at its two ends is a binary search each, and only the topic's own messages in be
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from messagestore import ConfigError, MessageExt
-from messagestore.spi import Gathered, Queue, Range, StoreReader
+from messagestore.spi import SYS_FLAG_COMPRESSED, Gathered, Queue, Range, StoreReader
 from pyspark_messagestore.dashboard.stored import Stored, json_value
 
 _FIRST_SPAN = 1 << 20
@@ -59,9 +60,10 @@ class Filter:
         if not self.text:
             return True
         wanted, decoded = self.text.casefold(), fields.get("decoded")
-        return wanted in (fields["body"] or "").casefold() or (
-            decoded is not None and wanted in str(decoded).casefold()
-        )
+        body = fields["body"]
+        if body is None:  # it is not UTF-8, or hidden
+            body = base64.b64decode(fields.get("bodyBase64", "")).decode("utf-8", "replace")
+        return wanted in body.casefold() or (decoded is not None and wanted in str(decoded).casefold())
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Found:
     Parameters
     ----------
     messages : list of dict
-        As `Stored.fields`.
+        As `listed`.
     searched : int
         Bytes of records that were read.
     count : int
@@ -94,6 +96,7 @@ def newest(
     store: StoreReader,
     queues: Sequence[Queue],
     wanted: Filter,
+    names: Sequence[str],
     *,
     before: int | None,
     low: int,
@@ -107,6 +110,8 @@ def newest(
     ----------
     queues : sequence of (str, int)
         Of one topic.
+    names : sequence of str
+        The fields of JSON bodies that the list shows.
     before : int | None
         A physical offset: only what lies below it. None: from the end.
     low, high : int
@@ -138,7 +143,7 @@ def newest(
         if size > max(room, 1) and span > _LEAST_SPAN:
             span //= 4
             continue
-        enough = _take(stored, store, ranges, wanted, found, most)
+        enough = _take(stored, store, ranges, wanted, names, found, most)
         found.searched += size
         stored.reads.read(size)
         if enough is not None:
@@ -161,7 +166,13 @@ def _latest(
 
 
 def _take(
-    stored: Stored, store: StoreReader, ranges: Sequence[Range], wanted: Filter, found: Found, most: int
+    stored: Stored,
+    store: StoreReader,
+    ranges: Sequence[Range],
+    wanted: Filter,
+    names: Sequence[str],
+    found: Found,
+    most: int,
 ) -> int | None:
     """Add the messages of a span that pass; the place of the last one if there is no room for the rest."""
     pages = list(store.gather(ranges)) if ranges else []
@@ -169,10 +180,10 @@ def _take(
     room = most - len(found.messages)
     least = int(places[-room]) if not wanted and room < len(places) else 0  # without a filter, older ones have no room
     for place, number, message in sorted(_read(pages, least), key=lambda each: -each[0]):
-        fields = stored.fields(message, number)
         found.count += 1
-        found.back_to_ms = fields["storeTimestamp"]
-        if wanted.passes(fields):
+        found.back_to_ms = message.store_timestamp_ms
+        fields = listed(stored, message, number, wanted, names)
+        if fields is not None:
             found.messages.append(fields)
             if len(found.messages) >= most and place != places[0]:
                 return place
@@ -190,6 +201,19 @@ def _read(pages: Sequence[Gathered], least: int) -> Iterator[tuple[int, int, Mes
 def _stood_at(store: StoreReader, queues: Sequence[Queue], physical_offset: int) -> dict[Queue, int]:
     """The number of each queue's first message at a physical offset or above."""
     return dict(store.seek(dict.fromkeys(queues), physical_offset=physical_offset))
+
+
+def listed(
+    stored: Stored, message: MessageExt, number: int, wanted: Filter, names: Sequence[str]
+) -> dict[str, Any] | None:
+    """A message as a list shows it: `Stored.fields`, and `cells` with some fields of its body; None: it does not pass.
+
+    Filter and cells see a compressed body decompressed. The list has it as it is stored, so that it stays small.
+    """
+    fields = stored.fields(message, number)
+    looks_into_body = bool(wanted.text or names) and message.sys_flag & SYS_FLAG_COMPRESSED
+    whole = stored.fields(message, number, plain=True) if looks_into_body else fields
+    return fields | {"cells": cells(whole, names)} if wanted.passes(whole) else None
 
 
 def columns_of(asked: Mapping[str, str]) -> list[str]:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from messagestore import ConfigError
 from messagestore.spi import Queue, Range, StoreReader
-from pyspark_messagestore.dashboard.newest import Filter, cells, columns_of
+from pyspark_messagestore.dashboard.newest import Filter, columns_of, listed
 from pyspark_messagestore.dashboard.stored import Stored
 from pyspark_messagestore.words import shown
 
@@ -214,9 +214,9 @@ def _look(stored: Stored, store: StoreReader, reader: _Reader) -> None:
     found = []
     for page in store.gather(ranges):
         for number, message in zip(page.queue_offsets.tolist(), page.messages(), strict=True):
-            fields = stored.fields(message, number)
-            if reader.filter.passes(fields):
-                found.append((fields["physicalOffset"], _row(fields, reader.columns)))
+            fields = listed(stored, message, number, reader.filter, reader.columns)
+            if fields is not None:
+                found.append((fields["physicalOffset"], _row(fields)))
     found.sort(key=lambda each: each[0])
     left_out = sum(each.start - places[each.topic, each.queue_id] for each in ranges)
     reader.add("message", *(row for _, row in found), dropped=left_out)
@@ -232,7 +232,7 @@ def _newest(store: StoreReader, ranges: Sequence[Range]) -> list[Range]:
     return found
 
 
-def _row(fields: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a row of the list shows, and where its message is."""
     body = fields.get("decoded")
     text = fields["body"] if body is None else json.dumps(body, ensure_ascii=False)
@@ -247,6 +247,6 @@ def _row(fields: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
         "place": shown(f"{fields['topic']}/{fields['queueId']} @{fields['queueOffset']}"),
         "tags": shown(fields["tags"] or ""),
         "keys": shown(", ".join(fields["keys"])),
-        "cells": [shown(cell) for cell in cells(fields, columns)],
+        "cells": [shown(cell) for cell in fields["cells"]],
         "body": f"{fields['bodySize']:,} bytes" if text is None else shown(text[:200]),
     }

@@ -145,6 +145,31 @@ def test_columns_are_fields_of_json_bodies(client: Client) -> None:
     assert client(RECENT + "&columns=" + "a," * 13).status == 400
 
 
+@pytest.mark.parametrize("masks", [[], ["card"]])
+def test_filters_and_columns_see_what_is_compressed_or_no_text(tmp_path: Path, masks: list[str]) -> None:
+    """As the program to copy does. The list has each body as it is stored; what is masked is not found."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        for body, flag in (
+            (zlib.compress(b'{"city": "Paris", "card": "4111"}'), 1),
+            (b"\xff Paris 4111", 0),
+            (b"no compression of Paris", 1),
+        ):
+            assert store.put_message(Message("orders", body, queue_id=0, sys_flag=flag)).is_ok
+    client = Client(app([root], masks=masks))
+    found = client(RECENT + "&text=paris&columns=city,card").json["messages"]
+    asked = page(client, "/s/store/recent?topic=orders&text=paris&columns=city,card").words
+    assert "Paris" in asked
+    if masks:
+        assert [(each["queueOffset"], each["cells"]) for each in found] == [(0, ["Paris", "***"])]
+        assert client(RECENT + "&text=4111").json["messages"] == []
+    else:
+        cells = [(each["queueOffset"], each["cells"]) for each in found]
+        assert cells == [(2, ["", ""]), (1, ["", ""]), (0, ["Paris", "4111"])]
+        assert found[2]["body"] is None
+    assert client(RECENT + "&text=london").json["messages"] == []
+
+
 def test_an_empty_list_says_why(client: Client, root: Path) -> None:
     assert client(RECENT + "&text=nowhere").json["empty"] == "No message that is there passes the filter."
     with MessageStore.open(root, SMALL) as store:
