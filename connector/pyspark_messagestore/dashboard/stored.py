@@ -8,7 +8,7 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ CONFIG = StoreConfig(message_index_enable=False)
 """Stores are opened without their index, so that a broker's store needs no settings."""
 MASKED = "***"
 MOST_JSON_VALUES = 50_000
+_COLUMNS = {"KEYS": "keys", "TAGS": "tags", "__SHARDINGKEY": "shardingKey"}
+"""Columns of Spark's rows, by the property that a message has of each."""
 SAMPLES, SAMPLE_MS = 360, 10_000
 """How many points the curve of a consumer group has, and the least milliseconds between two of them."""
 
@@ -265,6 +267,7 @@ class Stored:
             fields[part] = {name: MASKED if name in self.masks else value for name, value in fields[part].items()}
         if "UNIQ_KEY" in self.masks and fields["systemProperties"].get("UNIQ_KEY"):
             fields["msgId"] = MASKED  # the same text
+        fields["properties"] |= _masked_letter(fields["properties"], self.masks)
         if "KEYS" in self.masks:
             fields["keys"] = [MASKED for _ in fields["keys"]]
         if "TAGS" in self.masks and fields["tags"]:
@@ -304,6 +307,39 @@ def masked(value: Any, names: Collection[str]) -> Any:
     if isinstance(value, dict):
         return {name: MASKED if name in names else masked(each, names) for name, each in value.items()}
     return [masked(each, names) for each in value] if isinstance(value, list) else value
+
+
+def _masked_letter(properties: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    """What a dead letter of Spark's says of its row, without the values that are masked: its reason may repeat one, and
+    its origin has the row's columns. None, if it is no dead letter.
+    """
+    found = {}
+    column, reason = properties.get("dlqField"), properties.get("dlqReason", "")
+    names_it = column == "properties" and any(reason.startswith(f"property {name!r}") for name in names)
+    if column is not None and (names_it or any(_COLUMNS.get(name) == column for name in names)):
+        found["dlqReason"] = reason.partition(":")[0]
+    if "dlqOrigin" in properties and properties["dlqOrigin"] != MASKED:
+        origin = json_value(properties["dlqOrigin"])
+        if not isinstance(origin, dict):
+            return found | {"dlqOrigin": MASKED}
+        origin = masked(origin, {*names, *(_COLUMNS[name] for name in names if name in _COLUMNS)})
+        pairs = origin.get("properties")
+        if pairs is not None:
+            origin["properties"] = [_masked_pair(each, names) for each in pairs] if isinstance(pairs, list) else MASKED
+        found["dlqOrigin"] = json.dumps(origin, ensure_ascii=False)
+    return found
+
+
+def _masked_pair(pair: Any, names: Collection[str]) -> Any:
+    """A property of a row, as Spark has it: name and value, or `key` and `value`; whatever else somebody wrote there
+    is hidden.
+    """
+    match pair:
+        case [str(name), _]:
+            return [name, MASKED] if name in names else pair
+        case {"key": str(name), "value": _}:
+            return {"key": name, "value": MASKED} if name in names else pair
+    return MASKED
 
 
 def json_text(value: Any) -> str:

@@ -254,6 +254,51 @@ def test_a_masked_key_finds_nothing(personal: Path, name: str) -> None:
     assert client(f"/api/v1/s/store/recent?topic=t&key={value}").json["messages"] == [] or name == "UNIQ_KEY"
 
 
+@pytest.mark.parametrize(
+    ("masks", "field", "reason", "origin"),
+    [
+        (["KEYS"], "keys", "keys: found '4111 '; allowed is text without blanks", '"keys": ["4111 "]'),
+        (["TAGS"], "tags", "tags: found '4111\\x01'; allowed is text without U+0001", '"tags": "4111\\u0001"'),
+        (
+            ["mail"],
+            "properties",
+            "property 'mail': found '4111\\x01'; allowed is",
+            '"properties": [["mail", "4111\\u0001"]]',
+        ),
+        (["mail"], "flag", "flag: found 1", '"properties": [{"key": "mail", "value": "4111"}]'),
+        (["mail"], "flag", "flag: found 1", '"properties": "[[\\"mail\\", \\"4111"'),
+        (["mail"], "flag", "flag: found 1", '"mail": "4111"'),
+        (
+            ["mail"],
+            "flag",
+            "flag: found 1",
+            '"properties": [["4111"], {"key": ["4111"], "value": 1}, "4111", [["4111"], 2]]',
+        ),
+        (["mail"], "flag", "flag: found 1", '"keys": ["k"], "mail": "4111'),  # it is no JSON
+    ],
+)
+def test_a_dead_letter_of_spark_does_not_repeat_what_is_masked(
+    tmp_path: Path, masks: list[str], field: str, reason: str, origin: str
+) -> None:
+    """It has the columns of the row that the sink refused in its properties, and the reason has the value."""
+    root = tmp_path / "store"
+    properties = {"dlqReason": reason, "dlqField": field, "dlqOrigin": f'{{"batch": 3, "queueId": 7, {origin}}}'}
+    with MessageStore.open(root, SMALL) as store:
+        assert store.put_message(Message("dead", b"{}", queue_id=0, properties=properties)).is_ok
+    client = Client(app([root], masks=masks))
+    for address in ("message?topic=dead", "messages?topic=dead", "recent?topic=dead", "spark"):
+        assert "4111" not in client(f"/api/v1/s/store/{address}").text + client(f"/s/store/{address}").text
+    shown = client("/api/v1/s/store/message?topic=dead").json["message"]["properties"]
+    assert shown["dlqField"] == field and shown["dlqReason"].startswith(reason.partition(":")[0])
+    assert '"queueId": 7' in shown["dlqOrigin"] or shown["dlqOrigin"] == "***"
+    assert (
+        Client(app([root], masks=["else"]))("/api/v1/s/store/message?topic=dead").json["message"]["properties"][
+            "dlqReason"
+        ]
+        == properties["dlqReason"]
+    )
+
+
 def test_a_decoder_shows_bodies_that_are_no_text(personal: Path) -> None:
     client = Client(app([personal], decoder=decode))
     assert "packed" in page(client, "/s/store/message?topic=t&offset=9").words
