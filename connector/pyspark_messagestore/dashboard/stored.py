@@ -28,6 +28,7 @@ CONFIG = StoreConfig(message_index_enable=False)
 """Stores are opened without their index, so that a broker's store needs no settings."""
 MASKED = "***"
 MOST_JSON_VALUES = 50_000
+_TRANSACTION_ID = "__transactionId__"
 _COLUMNS = {"KEYS": "keys", "TAGS": "tags", "__SHARDINGKEY": "shardingKey"}
 """Columns of Spark's rows, by the property that a message has of each."""
 SAMPLES, SAMPLE_MS = 360, 10_000
@@ -267,6 +268,8 @@ class Stored:
             fields[part] = {name: MASKED if name in self.masks else value for name, value in fields[part].items()}
         if "UNIQ_KEY" in self.masks and fields["systemProperties"].get("UNIQ_KEY"):
             fields["msgId"] = MASKED  # the same text
+            if _TRANSACTION_ID in fields["systemProperties"]:
+                fields["systemProperties"][_TRANSACTION_ID] = MASKED  # as well
         fields["properties"] |= _masked_letter(fields["properties"], self.masks)
         if "KEYS" in self.masks:
             fields["keys"] = [MASKED for _ in fields["keys"]]

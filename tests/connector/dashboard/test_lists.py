@@ -299,6 +299,15 @@ def test_a_dead_letter_of_spark_does_not_repeat_what_is_masked(
     )
 
 
+def test_the_id_of_a_transaction_is_a_unique_key(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL.replace(stamp_uniq_key=True)) as store:
+        store.half_message(Message("t", b"{}", queue_id=0), "producers")
+    address = "/api/v1/s/store/messages?topic=RMQ_SYS_TRANS_HALF_TOPIC"
+    key = Client(app([root]))(address).json["messages"][0]["systemProperties"]["UNIQ_KEY"]
+    assert key not in Client(app([root], masks=["UNIQ_KEY"]))(address).text
+
+
 def test_a_decoder_shows_bodies_that_are_no_text(personal: Path) -> None:
     client = Client(app([personal], decoder=decode))
     assert "packed" in page(client, "/s/store/message?topic=t&offset=9").words
