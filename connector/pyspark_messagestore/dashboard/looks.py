@@ -6,6 +6,7 @@ writes nothing. What is read per look has a limit: the place to go on from is in
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from messagestore import (
     ConfigError,
+    CorruptionError,
     MessageExt,
     MessageIllegalError,
     OffsetOutOfRangeError,
@@ -359,8 +361,7 @@ def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], lis
     if not key or stored.hides_keys:
         return [], [], None
     try:
-        hits = operator.search(stored.path, key, max_count=FOUND_COUNT, max_size=RELATED_SIZE)
-        stored.reads.read(_read_size(hits))
+        hits, faults = _hits(stored, key, RELATED_SIZE)
     except (StoreError, OSError) as error:
         return [], [f"whether the message was retried is not known: {error}"], None
     others = [each for each in hits.messages if each.physical_offset != raw.physical_offset]
@@ -368,7 +369,7 @@ def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], lis
     for each in sorted(others, key=lambda each: each.physical_offset):
         kind = next((words for begin, words in _RETRY_TOPICS.items() if each.topic.startswith(begin)), "same UNIQ_KEY")
         found.append(stored.fields(each) | {"kind": kind, "inQueue": each.physical_offset in placed})
-    return found, [], hits.go_on
+    return found, faults, hits.go_on
 
 
 def _in_queues(stored: Stored, messages: Sequence[MessageExt]) -> set[int]:
@@ -435,6 +436,7 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
         "goOn": None,
         "note": "",
         "command": "",
+        "faults": [],
     }
     if not text:
         return found | {"note": "Type a key, a UNIQ_KEY, a message id, a place such as orders/1 @42, or a time."}
@@ -467,8 +469,7 @@ def _with_key(stored: Stored, asked: Asked, text: str) -> dict[str, Any]:
     if _MESSAGE_ID.fullmatch(text) and start is None:  # a UNIQ_KEY has the same form
         by_id = operator.message_at(stored.path, int(text[-16:], 16))
         several += [by_id] if by_id is not None and by_id.offset_message_id.upper() == text.upper() else []
-    hits = operator.search(stored.path, text, max_count=FOUND_COUNT, max_size=most, start=start)
-    stored.reads.read(_read_size(hits))
+    hits, faults = _hits(stored, text, most, start)
     several += [each for each in hits.messages if each.physical_offset not in {one.physical_offset for one in several}]
 
     option, placed = _option_of(text, several), _in_queues(stored, several)
@@ -480,6 +481,7 @@ def _with_key(stored: Stored, asked: Asked, text: str) -> dict[str, Any]:
         "goOn": hits.go_on,
         "logSize": hits.end - hits.begin,
         "doneSize": max(0, done_at - hits.begin),
+        "faults": faults,
     }
     if not several:
         none = "No message has this key, UNIQ_KEY or message id."
@@ -500,9 +502,20 @@ def _option_of(text: str, messages: Sequence[MessageExt]) -> str:
     return "unique_key" if any(each.unique_key == text for each in messages) else "msg_id"
 
 
-def _read_size(hits: operator.KeySearch) -> int:
-    """The bytes of the log that a search has read."""
-    return hits.searched_size + sum(each.size for each in hits.messages)
+def _hits(stored: Stored, key: str, most: int, start: int | None = None) -> tuple[operator.KeySearch, list[str]]:
+    """The messages with a key, and why the index was not asked. The index is derived from the log, which is searched
+    without it: nobody can tell the dashboard the settings of a broker whose index files have another size.
+    """
+    faults = []
+    try:
+        hits = operator.search(stored.path, key, max_count=FOUND_COUNT, max_size=most, start=start)
+    except CorruptionError as error:
+        if os.path.basename(os.path.dirname(error.path)) != "index":
+            raise
+        faults.append(f"the log was searched without the index, which cannot be read: {error}")
+        hits = operator.search(stored.path, key, max_count=FOUND_COUNT, max_size=most, start=start, config=CONFIG)
+    stored.reads.read(hits.searched_size + sum(each.size for each in hits.messages))
+    return hits, faults
 
 
 def _at_time(stored: Stored, at_ms: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 import urllib.parse
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,22 @@ def test_a_search_without_an_index_stops_and_goes_on(
         (address,) = {link for link in found.links if "after=" in link}
     assert clicks > 3
     assert page(client, "/s/store/search?q=needle&after=5", 400).words.count("no record begins at 5") == 1
+
+
+def test_a_search_in_the_store_of_a_broker_with_other_settings(tmp_path: Path) -> None:
+    """Its index files have another size, and the dashboard cannot be told the settings: the log is searched instead."""
+    root = tmp_path / "store"
+    with zipfile.ZipFile(Path(__file__).parents[2] / "golden" / "plain-5.3.3.zip") as archive:
+        archive.extractall(root)
+    client = Client(app([root]))
+    listed = client("/api/v1/s/store/recent?topic=plain").json["messages"]
+    key = next(each["systemProperties"]["UNIQ_KEY"] for each in listed if "UNIQ_KEY" in each["systemProperties"])
+    shown = page(client, f"/s/store/search?q={key}")
+    assert "without the index" in shown.words and "Searched" in shown.words
+    (link,) = {each for each in shown.links if "/message?" in each}
+    words = page(client, link).words
+    assert "without the index" in words and "is not known" not in words
+    assert client("/api/v1/s/store/search?q=nowhere").json["goOn"] is None
 
 
 def test_who_has_read_a_message(client: Client) -> None:
