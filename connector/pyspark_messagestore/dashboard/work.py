@@ -13,6 +13,7 @@ from messagestore.inspect import operator
 from messagestore.spi import Queue, Range, StoreReader
 from pyspark_messagestore.dashboard.asked import MOST_COUNT, Asked, number
 from pyspark_messagestore.dashboard.stored import Stored
+from pyspark_messagestore.monitoring.health import dead_letter_topics
 
 BATCHES = 100
 LETTERS, _LETTERS_SIZE = 200, 8 << 20
@@ -129,11 +130,12 @@ def _dead_letters(stored: Stored, batches: Sequence[Mapping[str, Any]]) -> tuple
     """The newest dead letters of each topic, by reason and field, with the places of their messages; and how many
     queues the topics have. Only topics that have changed since the last look are read.
 
-    A topic of Spark's dead letters has any name: its newest message has a reason. So the topics of batches are asked,
-    and those in which RocketMQ's consumers leave what they give up.
+    A topic of Spark's dead letters has any name: its newest message has a reason. So the topics are asked that commits
+    have counted and those of batches, and those in which RocketMQ's consumers leave what they give up.
     """
     newest = sorted(batches, key=lambda row: -row["physicalOffset"])
-    written = dict.fromkeys(topic for row in newest for topic in row["topics"])
+    counted = sorted(dead_letter_topics(stored.facts().figures["counters"]))
+    written = dict.fromkeys([*counted, *(topic for row in newest for topic in row["topics"])])
     figures = {row["topic"]: row for row in stored.facts().figures["topics"]}
     queues: dict[str, list[Mapping[str, Any]]] = {}
     for of_queue in stored.rows("queues")[0]:

@@ -27,6 +27,7 @@ from dashboard_client import Client, page
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.counters import DEAD_LETTERS, count
 from messagestore.inspect import operator
 from messagestore.spi.local import LOCAL_STORES
 from pyspark_messagestore.dashboard import app, kept, room, work
@@ -243,6 +244,17 @@ def test_dead_letters_by_reason_and_field_lead_to_their_rows(client: Client, roo
     shown = page(client, "/s/store/spark")
     assert "<b>the topic</b> has a blank" in shown.words
     assert "/s/store/message?topic=refused&queue=0&offset=1" in shown.links
+
+
+def test_dead_letters_of_a_batch_without_an_app_are_shown_too(client: Client, root: Path) -> None:
+    """As `df.write` leaves them: the journal of batches does not name their topic, but the commit has counted it."""
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(letters([("keys", "keys are longer than allowed")]))
+    count(ClockDisk(now_ms()), str(root / "spark"), **{f"{DEAD_LETTERS}refused": 1})
+    shown = page(client, "/s/store/spark")
+    assert "refused got 1 message in the last 24 hours" in shown.words
+    assert "No dead letter is in the store" not in shown.words
+    assert "/s/store/message?topic=refused&queue=0&offset=0" in shown.links
 
 
 def test_dead_letters_are_read_again_only_where_something_has_changed(
