@@ -147,6 +147,7 @@ def app(
             frozenset(masks),
             decoder,
             others=partial(_ids, stores, name),
+            originals=partial(_originals, stores, name),
             checks=checks,
             reads=reads,
         )
@@ -163,6 +164,11 @@ def _ids(stores: Mapping[str, Stored], but: str) -> set[str] | None:
     """The ids of all stores but one; None if one of them cannot be read, to which any query may belong."""
     known = [stored.ids() for name, stored in stores.items() if name != but]
     return None if None in known else set().union(*(ids for ids in known if ids is not None))
+
+
+def _originals(stores: Mapping[str, Stored], but: str) -> set[str]:
+    """The ids that all stores but one have themselves, as far as they can be read."""
+    return {stored.id() for name, stored in stores.items() if name != but} - {""}
 
 
 class _Pages:
@@ -370,7 +376,7 @@ class _Pages:
 
         families: dict[str, Any] = {}
         for stored in self._stores.values():
-            own, others = stored.ids() or set(), cache(stored.others)
+            own, others = (stored.ids() or set()) - (stored.originals() - {stored.id()}), cache(stored.others)
             readable = [each.path for each in stored.progress()[0] if belongs(each, own, others)]
             for family in StoreCollector(stored.path, readable, StoreConfig(message_index_enable=False)).collect():
                 known = families.setdefault(family.name, family)

@@ -593,7 +593,7 @@ def readers(stored: Stored, asked: Asked) -> dict[str, Any]:
 
 def _query(stored: Stored, store: StoreReader, progress: Progress, now_ms: int) -> dict[str, Any] | None:
     """How far a query is behind and was behind; None if it reads another store."""
-    query = query_of(store, progress, others=stored.others)
+    query = query_of(store, progress, others=stored.others, originals=stored.originals)
     if not query.rows and not query.refused:
         return None
     points = lag_history(store, progress, now_ms)
@@ -659,7 +659,7 @@ def _readers_of(
     except (StoreError, OSError) as error:
         faults.append(str(error))
     for each in progress:
-        query = query_of(store, each, only=queue)
+        query = query_of(store, each, only=queue, originals=stored.originals)
         faults += query.refused
         places += [("query", each.path, row["committedOffset"]) for row in query.rows]
     found = []

@@ -110,6 +110,8 @@ class Stored:
         Shows bodies that are not text.
     others : callable
         The ids of the other stores, to which a query may belong; None: not all are known.
+    originals : callable
+        Of these, those that the stores have themselves, and not from a store of which they are a copy.
     samples : Samples
     checks : Checks
         The checks of every byte that were started from a page, of all stores.
@@ -124,6 +126,7 @@ class Stored:
     masks: frozenset[str] = frozenset()
     decoder: Decoder | None = None
     others: Callable[[], set[str] | None] = set
+    originals: Callable[[], set[str]] = set
     samples: Samples = field(default_factory=Samples)
     checks: Checks = field(default_factory=Checks)
     reads: Reads = field(default_factory=lambda: Reads(0))
@@ -164,6 +167,14 @@ class Stored:
         except (StoreError, OSError):
             return None
 
+    def id(self) -> str:
+        """The id that the store has itself; empty: it has none, or cannot be read."""
+        try:
+            with self.opened() as store:
+                return store.describe([]).store_id
+        except (StoreError, OSError):
+            return ""
+
     def facts(self) -> Facts:
         """What the rules of `health` look at; a checkpoint that cannot be read is a fault."""
         return self._overall().facts
@@ -191,7 +202,7 @@ class Stored:
             readable, faults = self.progress()
             rows = operator.overall(self.path, CONFIG)
             with self.opened() as store:
-                facts = facts_of(store, [each.path for each in readable], rows["figures"], self.others)
+                facts = facts_of(store, [each.path for each in readable], rows["figures"], self.others, self.originals)
             groups = facts.figures["groups"]
             self.samples.add(facts.now_ms, groups)
             facts = replace(facts, faults=[*facts.faults, *faults], group_histories=self.samples.histories())

@@ -174,6 +174,7 @@ def facts_of(
     checkpoints: Sequence[str] = (),
     looked: Report | None = None,
     others: Callable[[], set[str] | None] = set,
+    originals: Callable[[], set[str]] = set,
 ) -> Facts:
     """Look at a store, and at the queries whose checkpoints are given.
 
@@ -181,7 +182,7 @@ def facts_of(
     ----------
     looked : Report | None
         The view `figures`, if somebody has just looked at it.
-    others : callable
+    others, originals : callable
         As for `query_of`.
 
     Raises
@@ -191,7 +192,9 @@ def facts_of(
     """
     (figures,), faults = store.view("figures") if looked is None else looked
     queries = [
-        _with_history(store, query_of(store, read_progress(folder), others=others), figures["nowMs"])
+        _with_history(
+            store, query_of(store, read_progress(folder), others=others, originals=originals), figures["nowMs"]
+        )
         for folder in checkpoints
     ]
     of_spark = dead_letter_topics(figures["counters"])
@@ -262,6 +265,7 @@ def query_of(
     progress: Progress,
     only: Queue | None = None,
     others: Callable[[], set[str] | None] = set,
+    originals: Callable[[], set[str]] = set,
 ) -> Query:
     """How far a query is behind in a store; no row if it reads another one.
 
@@ -272,10 +276,15 @@ def query_of(
     others : callable
         The ids of other stores that somebody looks at: a query that reads none of all is refused by this one, which
         may be in the place of the one that it has read. None: not all ids are known.
+    originals : callable
+        Of these, the ids that stores got when they were made: a query of one of them does not read this store, also
+        if it is a copy of that one.
     """
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
     batch, own, stores = progress.committed, ids_of(store), stores_of(progress)
+    if store.describe([]).store_id not in stores and not stores.isdisjoint(own):
+        own -= originals()
     for fields in () if batch is None or batch.fault else batch.offsets:
         offset = stream_offset(fields)
         if offset is None:

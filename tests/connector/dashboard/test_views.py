@@ -25,6 +25,7 @@ from checkpoints import checkpoint, offset
 from crash.imitate import Process, another_boot
 from dashboard_client import Client, page
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore
+from messagestore.backup import back_up, restore
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.counters import DEAD_LETTERS, count
@@ -463,6 +464,31 @@ def test_a_query_is_asked_about_the_store_that_it_reads(root: Path, tmp_path: Pa
     other.rename(other.with_name("away"))  # nobody knows whether the query reads it
     assert refused(root, other) == {}
     assert [each["store"] for each in Client(app([root, other], [folder]))("/healthz").json["findings"]] == ["other"]
+
+
+def test_a_query_does_not_read_the_copy_of_its_store_that_is_shown_beside_it(root: Path, tmp_path: Path) -> None:
+    """The copy, restored from a backup, has the id of the store as an ancestor. That the query would refuse it, as it
+    has read more than the copy has, was a fault of both; and messages of the copy were read by it.
+    """
+    back_up(str(root), str(tmp_path / "backup"))
+    restore(str(tmp_path / "backup"), str(tmp_path / "copy"), config=SMALL)
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(3):
+            assert store.put_message(Message("t", b"%d" % number, queue_id=0)).is_ok
+        folder = checkpoint(tmp_path / "query", [[offset(store.store_id, 7, 5)]])
+
+    both = Client(app([tmp_path / "copy", root], [folder]))
+    assert both("/healthz").json == {"ok": True, "findings": []}
+    readers = {
+        name: both(f"/api/v1/s/{name}/message?topic=t&queue=0&offset=4").json["readers"] for name in ("store", "copy")
+    }
+    assert [each["read"] for each in readers["store"]] == [True] and readers["copy"] == []
+    assert [len(both(f"/api/v1/s/{name}/readers").json["queries"]) for name in ("store", "copy")] == [1, 0]
+    refused = re.findall(r'spark_query_refused\{.*store="([^"]*)"\} (\S+)', both("/metrics").text)
+    assert refused == [(str(root), "0.0")]
+
+    alone = Client(app([tmp_path / "copy"], [folder]))
+    assert [each["rule"] for each in alone("/healthz").json["findings"]] == ["query-refuses"]
 
 
 def test_a_place_beyond_the_end_of_its_queue_says_nothing_of_the_messages_there(root: Path) -> None:
