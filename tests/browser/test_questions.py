@@ -72,7 +72,7 @@ def test_where_is_my_message_and_who_has_read_it(visitor: Visitor, both: Shop, b
     visitor.find(getattr(both, by, by), store="shop").click("returns/0 @0")
     words = done(visitor, clicks=2)
     assert order(4).decode() in words and "Ines" in words and both.message_id in words
-    assert "no query of a given checkpoint reads it" in words
+    assert "no query of a given checkpoint has done a batch of it" in words
 
 
 def test_where_is_my_message_of_some_minutes_ago(visitor: Visitor) -> None:

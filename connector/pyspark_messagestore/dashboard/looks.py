@@ -32,7 +32,7 @@ from pyspark_messagestore.dashboard.room import log
 from pyspark_messagestore.dashboard.stored import CONFIG, Stored
 from pyspark_messagestore.dashboard.trends import outlook
 from pyspark_messagestore.dashboard.work import spark
-from pyspark_messagestore.monitoring.health import deleted_unread, query_of
+from pyspark_messagestore.monitoring.health import deleted_unread, query_of, topics_of
 from pyspark_messagestore.monitoring.history import lag_history, spans
 from pyspark_messagestore.words import command_line, count_words, quoted, time_ms, time_words
 
@@ -594,7 +594,8 @@ def readers(stored: Stored, asked: Asked) -> dict[str, Any]:
 def _query(stored: Stored, store: StoreReader, progress: Progress, now_ms: int) -> dict[str, Any] | None:
     """How far a query is behind and was behind; None if it reads another store."""
     query = query_of(store, progress, others=stored.others, originals=stored.originals)
-    if not query.rows and not query.refused:
+    planned = topics_of(progress)  # its first batch may not be done yet
+    if not query.rows and not query.refused and (query.elsewhere or not planned):
         return None
     points = lag_history(store, progress, now_ms)
     oldest = min((row["oldestUnread"] for row in query.rows if row["oldestUnread"] is not None), default=None)
@@ -606,7 +607,7 @@ def _query(stored: Stored, store: StoreReader, progress: Progress, now_ms: int) 
         "lagBytes": sum(row["lagBytes"] for row in query.rows),
         "deleted": sum(map(deleted_unread, query.rows)),
         "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
-        "topics": sorted({row["topic"] for row in query.rows}),
+        "topics": sorted({row["topic"] for row in query.rows}) or planned,
         "refused": query.refused,
         "history": [{"batchId": each.batch_id, "timeMs": each.time_ms, "lag": each.lag} for each in points],
         "outlook": outlook(points),

@@ -17,6 +17,7 @@ from messagestore import StoreError
 from messagestore.spi import Queue, Report, StoreReader
 from pyspark_messagestore.checkpoint.spark_checkpoint import Progress, read_progress, stream_offset
 from pyspark_messagestore.monitoring.history import LagPoint, lag_history
+from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.same_log import place_now
 from pyspark_messagestore.words import quoted
 
@@ -245,8 +246,17 @@ def ids_of(store: StoreReader) -> set[str]:
 
 def stores_of(progress: Progress) -> set[str]:
     """The ids of the stores that a query reads."""
+    return {offset.store_id for offset in _planned(progress)}
+
+
+def topics_of(progress: Progress) -> list[str]:
+    """The topics that a query reads, even if none of its batches is done."""
+    return sorted({topic for offset in _planned(progress) for topic in offset.topics})
+
+
+def _planned(progress: Progress) -> list[StreamOffset]:
     planned = [stream_offset(each) for one in progress.batches if not one.fault for each in one.offsets]
-    return {offset.store_id for offset in planned if offset is not None}
+    return [offset for offset in planned if offset is not None]
 
 
 def belongs(progress: Progress, own: set[str], others: Callable[[], set[str] | None]) -> bool:
@@ -277,8 +287,8 @@ def query_of(
         The ids of other stores that somebody looks at: a query that reads none of all is refused by this one, which
         may be in the place of the one that it has read. None: not all ids are known.
     originals : callable
-        Of these, the ids that stores got when they were made: a query of one of them does not read this store, also
-        if it is a copy of that one.
+        Of these, the ids that stores got when they were made. A query of one of them does not read this store, even
+        if this store is a copy of that one.
     """
     rows: list[dict[str, Any]] = []
     refused: list[str] = []

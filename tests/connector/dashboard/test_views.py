@@ -442,6 +442,20 @@ def test_the_curve_of_a_query_ends_with_its_lag(root: Path, tmp_path: Path) -> N
     assert query["history"][-1]["lag"] == query["lag"] == 1 + 5
 
 
+def test_a_query_whose_first_batch_is_not_done_is_a_reader(root: Path, tmp_path: Path) -> None:
+    """The overview said that it is stuck, and the page of readers that no checkpoint was given."""
+    with MessageStore.open_read_only(root) as store:
+        folder = checkpoint(tmp_path / "query", [[offset(store.store_id, 2)]], committed=0)
+    other = filled(tmp_path / "other", 4)
+    client = Client(app([root, other], [folder]))
+    assert "query-stuck" in [each["rule"] for each in client("/healthz").json["findings"]]
+    words = page(client, "/s/store/readers").words
+    assert str(folder) in words and "unknown: no batch of this query is done yet" in words
+    assert "last batch that is done: none. Topics: t" in words and "0 messages, 0 B" not in words
+    assert "has done a batch of it" in page(client, "/s/store/message?topic=t&queue=0&offset=1").words
+    assert "No checkpoint of a query that reads this store" in page(client, "/s/other/readers").words
+
+
 def test_a_query_is_asked_about_the_store_that_it_reads(root: Path, tmp_path: Path) -> None:
     """The metrics of two stores said that each query refuses the other store, which rings at night."""
     other = filled(tmp_path / "other", 4)
