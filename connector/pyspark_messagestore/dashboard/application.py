@@ -206,6 +206,7 @@ class _Pages:
             "body_lines": _body_lines,
             "json_lines": _json_lines,
             "value_lines": _value_lines,
+            "body_shown": BODY_SHOWN,
             "group_bars": _group_bars,
             "lines": _lines,
             "rate_bars": _rate_bars,
@@ -517,7 +518,7 @@ def _body_lines(message: dict[str, Any]) -> list[str]:
 def _json_lines(text: str | None) -> list[str]:
     """A body as JSON with a value on each line; none if it is not JSON, or too large for that."""
     value = json_value(text) if text and len(text) <= BODY_SHOWN else None
-    return [] if value is None else _value_lines(value)
+    return [] if value is None else json.dumps(value, indent=2, ensure_ascii=False).split("\n")
 
 
 def _lines(text: str) -> Markup:
@@ -526,7 +527,8 @@ def _lines(text: str) -> Markup:
 
 
 def _value_lines(value: Any) -> list[str]:
-    return json.dumps(value, indent=2, ensure_ascii=False).split("\n")
+    """A value for JSON with a value on each line, as far as a page shows it."""
+    return json.dumps(value, indent=2, ensure_ascii=False)[:BODY_SHOWN].split("\n")
 
 
 def _rate_bars(rate: dict[str, Any]) -> Any:

@@ -482,6 +482,15 @@ def test_a_long_body_is_cut_on_the_page_only(tmp_path: Path) -> None:
     assert len(client("/s/long/body?topic=t&queue=0&offset=0").body) == 1_000_000
 
 
+def test_what_a_decoder_makes_of_a_body_is_cut_on_the_page_only(root: Path) -> None:
+    client = Client(app([root], decoder=lambda message: ["y" * 1000] * (1000 if message.queue_offset == 0 else 1)))
+    answer = client("/s/store/message?topic=t&queue=0&offset=0")
+    assert 200_000 < answer.text.count("y") < 300_000
+    assert "The first 262,144 characters are shown" in page(client, "/s/store/message?topic=t&queue=0&offset=0").words
+    assert "characters are shown" not in page(client, "/s/store/message?topic=t&queue=0&offset=1").words
+    assert client("/api/v1/s/store/message?topic=t&queue=0&offset=0").text.count("y") > 1_000_000
+
+
 def test_hidden_bodies_leave_the_server_nowhere(root: Path) -> None:
     client = Client(app([root], hide_bodies=True))
     found = crawl(client)
