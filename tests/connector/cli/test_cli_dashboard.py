@@ -118,8 +118,9 @@ def test_a_decoder_that_cannot_be_had_is_one_sentence(
     assert why in error("dashboard", root, "--decoder", text, code=2)
 
 
-def test_below_the_path_of_a_proxy_every_link_has_it(root: Path) -> None:
-    with start("dashboard", root, "--listen", "127.0.0.1:0", "--root-path", "/stores") as process:
+@pytest.mark.parametrize("path", ["/stores", "stores", "/stores/"])
+def test_below_the_path_of_a_proxy_every_link_has_it(root: Path, path: str) -> None:
+    with start("dashboard", root, "--listen", "127.0.0.1:0", "--root-path", path) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()

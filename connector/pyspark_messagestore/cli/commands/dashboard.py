@@ -74,7 +74,12 @@ def dashboard(
     ] = None,
     root_path: Annotated[
         str,
-        typer.Option("--root-path", metavar="PATH", help="The path under which a proxy shows the pages."),
+        typer.Option(
+            "--root-path",
+            metavar="PATH",
+            help="The path under which a proxy shows the pages, such as /stores. The proxy takes it off the addresses "
+            "that it passes on.",
+        ),
     ] = "",
     hide_bodies: Annotated[bool, typer.Option("--hide-bodies", help="Show no body of any message.")] = False,
     mask: Annotated[
@@ -125,6 +130,7 @@ def dashboard(
         ) from None
 
     host, port = _address(listen)
+    root_path = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
     token = _token(token_file)
     if not token and not no_token and not _is_loopback(host):
         raise ConfigError(
