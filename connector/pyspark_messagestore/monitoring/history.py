@@ -51,36 +51,43 @@ def lag_history(store: StoreReader, progress: Progress, now_ms: int) -> list[Lag
         Milliseconds since 1970.
     """
     looks = _looks(store, progress, now_ms)
-    queues = sorted({queue for _, _, places in looks for queue in places})
+    queues = sorted({queue for _, _, places in looks for queue, _ in places})
     ends, begins = _ends_at(store, queues, {time_ms for _, time_ms, _ in looks}), store.begins(queues)
     return [
         LagPoint(
             batch_id,
             time_ms,
-            sum(max(0, ends[time_ms][queue] - max(place, begins[queue])) for queue, place in places.items()),
+            sum(max(0, ends[time_ms][queue] - max(place, begins[queue])) for queue, place in places),
         )
         for batch_id, time_ms, places in looks
     ]
 
 
-def _looks(store: StoreReader, progress: Progress, now_ms: int) -> list[tuple[int | None, int, Queues]]:
-    """The batches of a query: their ids, when they were planned, and how far the query had read before each."""
+def _looks(
+    store: StoreReader, progress: Progress, now_ms: int
+) -> list[tuple[int | None, int, list[tuple[Queue, int]]]]:
+    """The batches of a query: their ids, when they were planned, and how far each source had read before each."""
     here = store.describe([])
     store_ids = {here.store_id, *here.ancestors, ""}
     queues_of: dict[str, Queues] = {}
 
-    def read_by(batch: Batch) -> Queues:
-        """How far the query has read when a batch is done. A queue that came since then is read from its beginning."""
-        offsets = [stream_offset(fields) for fields in batch.offsets]
-        ours = [offset for offset in offsets if offset is not None and offset.store_id in store_ids]
-        places: Queues = {}
-        for topic in {topic for offset in ours for topic in offset.topics}:
-            if topic not in queues_of:
-                queues_of[topic] = dict.fromkeys(store.ends([topic]).queues, 0)
-            places |= queues_of[topic]
-        return places | {queue: place for offset in ours for queue, place in offset.queues.items()}
+    def read_by(batch: Batch) -> list[tuple[Queue, int]]:
+        """How far each source of the query has read when a batch is done. A queue that came since then is read from its
+        beginning.
+        """
+        read: list[tuple[Queue, int]] = []
+        for offset in map(stream_offset, batch.offsets):
+            if offset is None or offset.store_id not in store_ids:
+                continue
+            places: Queues = {}
+            for topic in offset.topics:
+                if topic not in queues_of:
+                    queues_of[topic] = dict.fromkeys(store.ends([topic]).queues, 0)
+                places |= queues_of[topic]
+            read += (places | offset.queues).items()
+        return read
 
-    looks: list[tuple[int | None, int, Queues]] = [
+    looks: list[tuple[int | None, int, list[tuple[Queue, int]]]] = [
         (batch.batch_id, batch.planned_at_ms, read_by(before))
         for before, batch in pairwise(progress.batches)
         if not before.fault and batch.planned_at_ms is not None

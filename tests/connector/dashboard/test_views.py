@@ -442,6 +442,15 @@ def test_the_curve_of_a_query_ends_with_its_lag(root: Path, tmp_path: Path) -> N
     assert query["history"][-1]["lag"] == query["lag"] == 1 + 5
 
 
+def test_both_sources_of_a_query_that_reads_a_topic_twice_are_behind(root: Path, tmp_path: Path) -> None:
+    """As a join of a topic with itself does. The curve had one of them, and the sentence beside it both."""
+    with MessageStore.open_read_only(root) as store:
+        both = [offset(store.store_id, 2, 4), offset(store.store_id, 3, 5)]
+        folder = checkpoint(tmp_path / "query", [both])
+    (query,) = Client(app([root], [folder]))("/api/v1/s/store/readers").json["queries"]
+    assert query["lag"] == query["history"][-1]["lag"] == 3 + 1 + 2
+
+
 def test_a_query_whose_first_batch_is_not_done_is_a_reader(root: Path, tmp_path: Path) -> None:
     """The overview said that it is stuck, and the page of readers that no checkpoint was given."""
     with MessageStore.open_read_only(root) as store:
