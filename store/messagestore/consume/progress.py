@@ -89,6 +89,8 @@ class GroupProgress:
 
 
 EARLIEST, LATEST = "earliest", "latest"
+_MILLISECONDS = 10**12
+"""From here on a number is a time in milliseconds since 1970: as an offset, it would skip all messages."""
 
 
 class OffsetReset(NamedTuple):
@@ -209,6 +211,13 @@ def _check_to(to: object) -> None:
             raise arguments.refused("to", to, allowed)
     elif to not in (EARLIEST, LATEST) and (type(to) is not int or to < 0):
         raise arguments.refused("to", to, allowed)
+    elif type(to) is int and to >= _MILLISECONDS:
+        raise ConfigError(
+            f"to: found {to}, which is more likely a time in milliseconds than an offset; allowed is {allowed}, such "
+            f"as datetime.fromtimestamp({to / 1000}, UTC)",
+            key="to",
+            value=to,
+        )
 
 
 def _hold(locks: GroupLocks, group: str, keys: Iterable[Queue]) -> None:

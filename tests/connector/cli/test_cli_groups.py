@@ -64,6 +64,13 @@ def test_a_group_is_created_and_altered_with_what_was_asked_for(root: Path) -> N
     assert table(root)["boards"]["consumeEnable"] is True
 
 
+def test_a_reset_takes_a_time_in_milliseconds_as_other_tools_do(root: Path) -> None:
+    """It was taken as an offset, and the group went behind all messages."""
+    for place, wanted in (("1700000000000", 0), ("2023-11-14T22:13:20Z", 0), ("99", 5), ("2", 2)):
+        resets = objects(run("group", "reset-offset", root, "g", "--topic", "t", "--to", place, "--json"))
+        assert [reset["newOffset"] for reset in resets] == [wanted, wanted]
+
+
 def test_groups_shows_offsets_settings_and_filters(root: Path) -> None:
     """Three tables, of which each is left out that has no row; as JSON, a line says what it is."""
     publish_offsets(str(root), "delays", {("t", 0): 3})

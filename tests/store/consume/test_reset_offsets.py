@@ -103,6 +103,14 @@ def test_a_place_that_is_none_is_refused(root: Path, to: object) -> None:
     assert committed(root) == {}
 
 
+def test_a_time_in_milliseconds_is_no_offset(root: Path) -> None:
+    """The group went to the end of all queues, and skipped what it had not read."""
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    with pytest.raises(ConfigError, match=f"found {now_ms}, which is more likely a time in milliseconds"):
+        reset_offsets(root, "g", now_ms, ["t"], execute=True)
+    assert committed(root) == {}
+
+
 def test_an_unknown_topic_is_refused_with_those_that_are_there(root: Path) -> None:
     with pytest.raises(UnknownTopicError, match="t"):
         reset_offsets(root, "g", "latest", ["t", "nope"], execute=True)

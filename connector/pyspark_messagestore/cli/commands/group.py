@@ -123,8 +123,8 @@ def reset_offset(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="Where to go: earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or a time before now "
-            "such as -10m.",
+            help="Where to go: earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z or in milliseconds "
+            "since 1970, or a time before now such as -10m.",
             show_default=False,
         ),
     ],
@@ -170,7 +170,7 @@ def reset_offset(
 
 
 def _place(text: str) -> str | int | datetime:
-    """A place that a user named. A whole number is an offset, so times in milliseconds are not among them.
+    """A place that a user named. A whole number is an offset, unless it has the length of a time in milliseconds.
 
     Raises
     ------
@@ -179,14 +179,14 @@ def _place(text: str) -> str | int | datetime:
     """
     if text in ("earliest", "latest"):
         return text
-    if re.fullmatch(r"[0-9]{1,18}", text):
+    if re.fullmatch(r"[0-9]{1,12}", text):
         return int(text)
     try:
         return datetime.fromtimestamp(time_ms("--to", text) / 1000, UTC)
     except (ConfigError, OverflowError, ValueError):
         raise ConfigError(
-            f"--to: found {text!r}; allowed are earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, and "
-            "a time before now such as -10m",
+            f"--to: found {text!r}; allowed are earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z or in "
+            "milliseconds since 1970, and a time before now such as -10m",
             key="--to",
             value=text,
         ) from None
