@@ -22,7 +22,7 @@ class Limits:
     Parameters
     ----------
     connections : int
-        Open connections; more are closed at once.
+        Open connections; more are closed at once, without TLS after a 503.
     streams : int
         Streams (`gather`, `stage`, `commit`, reports) at the same time.
     reports : int

@@ -22,7 +22,7 @@ from cheroot.errors import FatalSSLAlert
 from cheroot.makefile import MakeFile
 from cheroot.server import Gateway, HTTPConnection, HTTPServer
 
-from messagestore.errors import ProtocolError
+from messagestore.errors import ProtocolError, StoreUnavailableError
 from messagestore.serve.certificates import Certificates
 from messagestore.serve.exchange import Exchange
 from messagestore.serve.service import Service
@@ -42,6 +42,10 @@ _ONLY_TLS_JSON = json.dumps(
 _ONLY_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_ONLY_TLS_JSON), _ONLY_TLS_JSON)
+)
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s"
 )
 _log = logging.getLogger("messagestore.serve")
 
@@ -87,6 +91,16 @@ class _Connection(HTTPConnection):
         """Close the connection."""
         self.server.open_connections.discard(self)
         super().close()
+
+    def refuse(self, reason: str) -> None:
+        """Say why the connection is closed, and close it; nobody waits. With TLS it is closed without a word."""
+        if not isinstance(self.socket, ssl.SSLSocket):
+            body = json.dumps({"error": failures.to_json(StoreUnavailableError(reason))}).encode()
+            with contextlib.suppress(OSError):
+                self.socket.settimeout(0)
+                self.socket.send(_BUSY % (len(body), body))
+                self.socket.recv(_HEADER_SIZE)  # a reset, for what was not read, could take the answer away
+        self.close()
 
     def cut(self) -> None:
         """End the connection while a thread waits for it."""
@@ -148,8 +162,9 @@ class _HTTPServer(HTTPServer):
         if conn.last_used is not None:
             super().process_conn(conn)
         elif len(self.open_connections) > self.service.limits.connections:
-            _log.warning("connection of %s refused: %s are open", conn.remote_addr, self.service.limits.connections)
-            conn.close()
+            limit = self.service.limits.connections
+            _log.warning("connection of %s refused: %s are open", conn.remote_addr, limit)
+            conn.refuse(f"{limit} connections are open, and no more are allowed (--connections)")
         else:
             self.put_conn(conn)
 

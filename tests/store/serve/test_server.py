@@ -151,11 +151,12 @@ def test_a_request_that_comes_byte_by_byte_is_ended(server: Server, monkeypatch:
 
 
 def test_one_connection_too_many_is_closed(server: Server):
-    """The others stay, and a place that becomes free is given again."""
+    """It is told so. The others stay, and a place that becomes free is given again."""
     held = [connected(server) for _ in range(LIMITS.connections)]
     until(lambda: len(server._http.open_connections) >= LIMITS.connections)
-    late = connected(server)
-    assert said(late) == b""
+    answer = said(connected(server))
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: 1\r\n" in answer
+    assert b"12 connections are open, and no more are allowed (--connections)" in answer
     for sock in held:
         sock.close()
     assert settings().reader(server.url).describe().store_id
