@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,27 @@ def address_of(text: str, example: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class Look:
+    """What one look at a store found. A registry would look again for each question.
+
+    Parameters
+    ----------
+    metrics : iterable of Metric
+    """
+
+    def __init__(self, metrics: Iterable[Any]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> list[Any]:
+        """The metrics, as a registry gives them."""
+        return self._metrics
+
+    @property
+    def samples(self) -> list[tuple[str, dict[str, str], float]]:
+        """The name, the labels and the value of each figure."""
+        return [tuple(sample[:3]) for metric in self._metrics for sample in metric.samples]
+
+
 class Figures:
     """A store's figures for Prometheus.
 
@@ -52,9 +73,13 @@ class Figures:
 
         self.registry: Any = registry_of(root, checkpoints, config)
 
-    def text(self) -> bytes:
-        """All figures, in Prometheus' text format."""
-        return bytes(self._library.generate_latest(self.registry))
+    def look(self) -> Look:
+        """Read all figures once."""
+        return Look(self.registry.collect())
+
+    def text(self, look: Look | None = None) -> bytes:
+        """All figures, or those of a look, in Prometheus' text format."""
+        return bytes(self._library.generate_latest(look or self.registry))
 
     @contextmanager
     def listening(self, listen: str) -> Iterator[str]:

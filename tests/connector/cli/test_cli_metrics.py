@@ -29,7 +29,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyspark_messagestore.monitoring.metrics import registry_of
+from pyspark_messagestore.monitoring.metrics import StoreCollector, registry_of
 
 
 @pytest.fixture
@@ -343,6 +343,15 @@ def test_queues_that_do_not_exist_are_not_looked_for(root: Path, monkeypatch: py
     assert (len(rows), rows[-1]["maxOffset"], rows[-1]["lag"], rows[-1]["beyond"]) == (2002, 0, 0, 1)
     assert len(objects(run("lag", root, "--group", "g", "--json", code=1))) == 2002
     assert len(looked) < 100
+
+
+@pytest.mark.parametrize("form", ["--once", "--json"])
+def test_one_look_gives_the_figures_and_the_exit_code(root: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """All was read twice, and the second look could find what the first one had not shown."""
+    looks, real = [], StoreCollector.collect
+    monkeypatch.setattr(StoreCollector, "collect", lambda collector: looks.append(collector) or real(collector))
+    run("metrics", root, form)
+    assert len(looks) == 1
 
 
 def test_many_groups_take_time_in_proportion(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,14 +55,14 @@ def metrics(
         read_progress(folder)
 
     figures = needed_figures("metrics", root, folders, looking())
-    registry = figures.registry
     if once or as_json:
+        look = figures.look()
         if as_json:
-            for name, labels, value in (sample[:3] for metric in registry.collect() for sample in metric.samples):
+            for name, labels, value in look.samples:
                 out.json_line({"name": name, "labels": labels, "value": int(value) if value == int(value) else value})
         else:
-            out.block(figures.text().decode().removesuffix("\n"))
-        if registry.get_sample_value("spark_store_up", {"store": str(root)}) != 1:
+            out.block(figures.text(look).decode().removesuffix("\n"))
+        if ("spark_store_up", {"store": str(root)}, 1) not in look.samples:
             raise typer.Exit(FOUND_NOTHING)
         return
 
