@@ -179,7 +179,8 @@ def _message_at(view: StoreView, physical_offset: int) -> MessageExt | None:
         return None
 
     try:
-        return record.decode_message(data, physical_offset=physical_offset)
+        path = view.files.commit_log.path_of(physical_offset)
+        return record.decode_message(data, path=path, physical_offset=physical_offset)
     except CorruptionError:
         if view.files.commit_log.head(physical_offset) is not None:
             raise  # a record begins here and is damaged

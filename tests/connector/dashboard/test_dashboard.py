@@ -244,12 +244,13 @@ def test_a_hit_of_a_deleted_topic_leads_to_no_message_of_the_one_that_was_made_a
 
 def test_a_message_is_shown_though_the_one_behind_it_is_damaged(client: Client, root: Path) -> None:
     last = client("/api/v1/s/store/message?topic=orders&queue=0&offset=0").json["message"]["physicalOffset"]
-    with (root / "commitlog" / "00000000000000000000").open("r+b") as file:
+    log = root / "commitlog" / "00000000000000000000"
+    with log.open("r+b") as file:
         file.seek(last + 84 + 4 + len(b'{"price": 12, "to": ["a"]}'))
         file.write(b"\1")  # the size of its topic
     found = client("/api/v1/s/store/message?topic=t&queue=1&offset=6").json
     assert (found["message"]["keys"], found["nextInLog"]) == (["late3"], None)
-    assert "its neighbours in the log cannot be read" in str(found["faults"])
+    assert f"its neighbours in the log cannot be read: {log}: offset {last}" in str(found["faults"])
 
 
 def test_a_form_keeps_what_was_typed_as_it_is(client: Client) -> None:
