@@ -73,7 +73,7 @@ class _AgainError(Exception):
 
 
 class Link:
-    """The connections of this process to one server.
+    """The connections of this process to one server. Thread-safe.
 
     Parameters
     ----------
@@ -159,8 +159,8 @@ class Link:
         """A connection for one request: one that was kept, or a new one."""
         if self._pid != os.getpid():  # this is a forked child; the connections are its parent's
             self._idle, self._pid = [], os.getpid()
-        while self._idle:
-            since_s, raw = self._idle.pop()
+        while (kept := self._taken()) is not None:
+            since_s, raw = kept
             if time.monotonic() - since_s < _IDLE_S:
                 return Connection(self, raw, was_used=True)
             raw.close()
@@ -175,8 +175,15 @@ class Link:
 
     def forget(self) -> None:
         """Close the connections that are kept."""
-        while self._idle:
-            self._idle.pop()[1].close()
+        while (kept := self._taken()) is not None:
+            kept[1].close()
+
+    def _taken(self) -> tuple[float, http.client.HTTPConnection] | None:
+        """A connection that was kept, for this thread alone; None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def keep(self, raw: http.client.HTTPConnection) -> None:
         """Keep a connection for the next request."""

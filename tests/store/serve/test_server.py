@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -655,6 +656,38 @@ def test_an_answer_that_is_cut_at_any_byte_of_its_head_is_asked_for_again(server
             proxy.plan(Fault("close", DOWN, at))
             assert writer.describe() == expected, at
             assert proxy.happened
+
+
+@pytest.fixture
+def many_switches() -> Iterator[None]:
+    """Threads of Python take turns after each few instructions."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("many_switches")
+def test_threads_that_lose_their_server_at_once_do_not_trip_over_each_other() -> None:
+    """Each closes the connections that all of them have kept."""
+    link, faults, end_s = Link("http://nobody:1", RemoteSettings()), list[Exception](), time.monotonic() + 3.0
+
+    def repeat(what: Callable[[], object]) -> None:
+        try:
+            while time.monotonic() < end_s and not faults:
+                what()
+        except IndexError as fault:
+            faults.append(fault)
+
+    def keep() -> None:
+        link.keep(http.client.HTTPConnection("nobody"))
+
+    threads = [threading.Thread(target=repeat, args=(what,)) for what in (link.forget, link.connection, keep) * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
 
 
 def test_an_exception_of_a_handler_is_no_silence_of_the_server() -> None:
