@@ -22,7 +22,6 @@ from pyspark_messagestore.words import count_words, message_fields, shown, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 # Commands say `out.shown` and the like, wherever a function is.
 __all__ = ["count_words", "message_fields", "shown", "shown_bytes", "size_words", "time_words"]
@@ -37,6 +36,7 @@ _HEX_LENGTH = 16
 _PIPE_WIDTH = 1000
 _FOLDED_WIDTH, _GAP = 12, 2
 """In a table: text is folded down to this width, and columns have this distance."""
+_TITLE = "bold cyan"
 _LONG = 1000
 """A table with more rows is laid out without the library."""
 
@@ -125,15 +125,15 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]],
 
     A terminal that is too narrow shows each row as lines of names and values: a number is never broken.
     """
+    from rich.cells import cell_len
     from rich.console import Console
-    from rich.text import Text
 
     stream = sys.stderr if err else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
-    cells = [[Text(shown(str(value))) for value in row] for row in rows]
-    titles = [Text(title, style="bold cyan") for title, _ in columns]
+    cells = [[shown(str(value)) for value in row] for row in rows]
+    titles = [title for title, _ in columns]
 
-    widest = [max(text.cell_len for text in column) for column in zip(titles, *cells, strict=True)]
+    widest = [max(cell_len(row[number]) for row in (titles, *cells)) for number in range(len(columns))]
     least = sum(
         (width if is_number else min(width, _FOLDED_WIDTH)) + _GAP
         for width, (_, is_number) in zip(widest, columns, strict=True)
@@ -147,39 +147,44 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]],
         _print_grid(console, titles, cells, numbers)
 
 
-def _print_upright(console: Console, titles: Sequence[Text], cells: Sequence[Sequence[Text]]) -> None:
+def _print_upright(console: Console, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """Print each row as lines of names and values."""
-    name_width = max(title.cell_len for title in titles) + _GAP
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    name_width = max(map(cell_len, titles)) + _GAP
     for number, row in enumerate(cells):
         if number:
             console.print()
         for title, cell in zip(titles, row, strict=True):
-            console.print(title, " " * (name_width - title.cell_len), cell, sep="")
+            console.print(Text(title, style=_TITLE), " " * (name_width - cell_len(title)), Text(cell), sep="")
 
 
-def _write_plain(
-    stream: TextIO, rows: Sequence[Sequence[Text]], widths: Sequence[int], numbers: Sequence[bool]
-) -> None:
-    """Write the rows of a long table. The library would take nearly a millisecond for each."""
+def _write_plain(stream: TextIO, rows: Sequence[Sequence[str]], widths: Sequence[int], numbers: Sequence[bool]) -> None:
+    """Write the rows of a long table. The library would take nearly a millisecond and 300 bytes for each."""
+    from rich.cells import cell_len
+
     for row in rows:
         parts = []
         for text, width, is_number in zip(row, widths, numbers, strict=True):
-            room = " " * (width - text.cell_len)
-            parts.append(room + text.plain if is_number else text.plain + room)
+            room = " " * (width - cell_len(text))
+            parts.append(room + text if is_number else text + room)
         stream.write((" " * _GAP).join(parts).rstrip() + "\n")
 
 
 def _print_grid(
-    console: Console, titles: Sequence[Text], cells: Sequence[Sequence[Text]], numbers: Sequence[bool]
+    console: Console, titles: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]
 ) -> None:
     """Print a table in columns, whose texts are folded where they are too wide."""
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
     for title, is_number in zip(titles, numbers, strict=True):
-        grid.add_column(title, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+        header = Text(title, style=_TITLE)
+        grid.add_column(header, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
     for row in cells:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     console.print(grid)
 
 

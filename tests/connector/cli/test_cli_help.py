@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,18 @@ def test_a_long_table_has_the_same_columns_without_the_library(
     monkeypatch.setattr(output, "_LONG", len(rows))
     output.table(columns, rows)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == long.splitlines()
+
+
+def test_a_long_table_takes_no_more_memory_than_its_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The groups of a table that names 1.5 million queues took 4 GB, and could end as an OOM kill."""
+    rows = [(f"group-{number}", number, "2026-11-28 08:15:25.602Z") for number in range(20 * output._LONG)]
+    columns = [("group", False), ("queue", True), ("oldest unread", False)]
+    output.table(columns, rows[: output._LONG + 1])  # what is imported is not counted
+    tracemalloc.start()
+    try:
+        output.table(columns, rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    printed = len(capsys.readouterr().out)
+    assert peak < 8 * printed + (1 << 20)
