@@ -106,6 +106,7 @@ _NOT_WRITABLE = (
     "this user may not create files there, as a writer must. Make the folder writable for this user, or open the store "
     "read-only"
 )
+_READ_ONLY_MOUNT = "its file system is mounted read-only. Mount it writable, or open the store read-only"
 
 
 def attached_store(
@@ -438,9 +439,11 @@ class AttachedStore:
                 via = self.paths.temporary("broker.json")
                 keep_broker_name(self.disk, self.paths.broker_name, self.config.broker_name, via=via)
         except BaseException as error:
-            refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-            if refused and not isinstance(error, StorePermissionError):  # that error says what to do
-                error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
+            if isinstance(error, OSError) and not isinstance(error, StorePermissionError):  # that says what to do
+                if error.errno in (errno.EACCES, errno.EPERM):
+                    error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
+                elif error.errno == errno.EROFS:
+                    error.add_note(f"{self.paths.root}: {_READ_ONLY_MOUNT}")
             if not self._in_session:
                 self._give_back()
             raise

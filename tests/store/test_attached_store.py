@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -727,3 +729,17 @@ def test_a_store_whose_own_folder_is_removed_under_an_attached_process_is_no_sto
         NotAStoreError, match="found no such folder; this process had the store open when it was removed"
     ):
         MessageStore.open(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EROFS, "is mounted read-only"), (errno.EACCES, "this user may not create files there")]
+)
+def test_a_place_that_cannot_be_written_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    root = filled(tmp_path / "s", 2)
+    refused = OSError(number, os.strerror(number), str(root / "spark"))
+    monkeypatch.setattr("messagestore.session.attach", mock.Mock(side_effect=refused))
+    with pytest.raises(OSError, match="spark") as raised:
+        MessageStore.open(root, SMALL)
+    assert words in "".join(raised.value.__notes__)
