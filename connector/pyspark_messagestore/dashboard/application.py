@@ -132,7 +132,7 @@ def app(
     folders = tuple(os.path.abspath(folder) for folder in checkpoints)
     stores: dict[str, Stored] = {}
     checks, reads = Checks(), Reads(read_limit)
-    paths = [os.path.abspath(root) for root in roots]
+    paths = list(dict.fromkeys(map(os.path.abspath, roots)))
     own_names = {os.path.basename(path) for path in paths}
     for number, path in enumerate(paths, 1):
         name = os.path.basename(path)

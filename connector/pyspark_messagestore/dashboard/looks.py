@@ -156,7 +156,15 @@ def _never(stored: Stored, what: str) -> str:
             f"No message was ever written to this {what}, or only some at the end of the log, which a broker has not "
             "proven to be durable yet."
         )
-    return f"No message was ever written to this {what}."
+    return f"No message was ever written to this {what}.{_waiting(figures)}"
+
+
+def _waiting(figures: Mapping[str, Any]) -> str:
+    """What will be in a topic or queue of the store later, in a sentence; empty if nothing waits."""
+    counts = ((figures[part] or {}).get("messages", 0) for part in ("delayed", "openHalves"))
+    kinds = zip(counts, ("delayed message", "half message"), strict=True)
+    waiting = " and ".join(count_words(count, kind) for count, kind in kinds if count)
+    return f" Waiting, and in no topic yet: {waiting}, of all topics." if waiting else ""
 
 
 def _deleted(stored: Stored, count: int, what: str) -> str:

@@ -93,6 +93,22 @@ def test_stores_of_one_name_take_no_name_of_another_store(tmp_path: Path) -> Non
     }
 
 
+def test_a_store_that_is_given_twice_is_shown_once(root: Path) -> None:
+    client = Client(app([root, f"{root}/"]))
+    assert [report["root"] for report in client("/api/v1/stores").json["stores"]] == [str(root)]
+    samples = [line for line in client("/metrics").text.splitlines() if line.startswith("spark_store_up{")]
+    assert len(samples) == 1
+
+
+def test_staged_files_are_told_in_words(root: Path) -> None:
+    page = f"/s/{root.name}/spark"
+    assert "<dt>Staged files</dt><dd>0</dd>" in Client(app([root]))(page).text
+    left = root / "spark" / "staging"
+    left.mkdir(parents=True, exist_ok=True)
+    (left / "left-behind").write_bytes(bytes(3000))
+    assert "<dt>Staged files</dt><dd>1 with 2.9 KiB, the oldest of <time" in Client(app([root]))(page).text
+
+
 def test_a_query_that_is_stuck_is_a_fault_of_the_store_that_it_reads(root: Path, tmp_path: Path) -> None:
     with stored.Stored("s", str(root)).opened() as store:
         store_id = store.describe([]).store_id
@@ -352,6 +368,15 @@ def test_what_takes_the_room_and_what_went_wrong(client: Client, root: Path) -> 
 
 
 # ---- empty pages say why
+
+
+def test_a_topic_whose_only_message_waits_says_that_one_waits(client: Client, root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        store.create_topic("later")
+        store.put_message(Message("later", b"x", queue_id=0, delay_time_level=9))
+        store.half_message(Message("later", b"y", queue_id=0), "p")
+    words = page(client, "/s/store/topic?topic=later").words
+    assert "Waiting, and in no topic yet: 1 delayed message and 1 half message, of all topics." in words
 
 
 def test_no_messages_and_everybody_knows_why(client: Client, root: Path) -> None:
