@@ -131,7 +131,8 @@ def runs(folder: Path) -> dict[str, Any]:
             pytest.fail(f"in CI the Kafka broker must run: {reason}", pytrace=False)
         pytest.skip(f"no Kafka broker: {reason}")
     with kafka_broker.running(classpath, folder / "broker") as broker:
-        servers = {"kafka.bootstrap.servers": broker.servers, **kafka_broker.PATIENCE}
+        patience = {**kafka_broker.PATIENCE, "kafka.delivery.timeout.ms": "300000"}  # each of three tries
+        servers = {"kafka.bootstrap.servers": broker.servers, **patience}
         targets: dict[str, dict[str, Any]] = {
             "kafka": {"format": "kafka", "options": servers},
             "store": {"format": "messagestore", "options": {"path": f"{folder}/store", "rowFormat": "kafka"}},

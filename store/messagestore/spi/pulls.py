@@ -426,7 +426,7 @@ class Pull:
         missing = first + count
         has = int(records.queue_offsets[count]) if count < len(records.sizes) else None
         begin, queue_end = self._bounds()
-        begin = self._first_in_log(begin)
+        begin = self._first_in_log(begin, queue_end)
         if missing < begin:
             raise self._deleted(missing, begin, queue_end)
         raise CorruptionError(
@@ -447,15 +447,20 @@ class Pull:
             and len(np.unique(records.physical_offsets)) < len(records.sizes)
         )
 
-    def _first_in_log(self, begin: int) -> int:
+    def _first_in_log(self, begin: int, end: int) -> int:
         """The first message of the queue that the log has. Retention deletes the log first, and then what leads to it:
-        until then, the broker answers a pull for a message that is gone with the first one that is there.
+        until then, the broker answers a pull for a message that is gone with the first one that is there. If that is
+        more than some hundred messages further on, the broker says only from where to ask again.
         """
-        fields = pull_fields(self._span.topic, self._span.queue_id, begin, 1, self._group)
-        (answer,) = self._replicas.asked([(codes.PULL_MESSAGE, fields)], {codes.PULL_MESSAGE: ANSWERS})
-        if answer.code != codes.SUCCESS or not len(answer.body):
-            return begin
-        return max(begin, int(Records.of([answer.body], self._path).queue_offsets[0]))
+        while True:
+            fields = pull_fields(self._span.topic, self._span.queue_id, begin, 1, self._group)
+            (answer,) = self._replicas.asked([(codes.PULL_MESSAGE, fields)], {codes.PULL_MESSAGE: ANSWERS})
+            if answer.code == codes.SUCCESS and len(answer.body):
+                return max(begin, int(Records.of([answer.body], self._path).queue_offsets[0]))
+            behind = answer.number("nextBeginOffset")
+            if not begin < behind <= end:
+                return begin
+            begin = behind
 
     def _bounds(self) -> tuple[int, int]:
         fields = {"topic": self._span.topic, "queueId": self._span.queue_id}

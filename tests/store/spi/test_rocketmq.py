@@ -206,8 +206,12 @@ def test_retention_while_a_range_is_read(broker: Broker, store: StoreReader) -> 
     assert (caught.value.queue_offset, caught.value.min) == (64, 150)
 
 
-def test_retention_that_has_not_reached_the_queue_yet(broker: Broker, store: StoreReader) -> None:
-    """The log goes first. Until the queue's beginning is told anew, a broker answers with the first message it has."""
+@pytest.mark.parametrize("scanned", [200, 100])
+def test_retention_that_has_not_reached_the_queue_yet(broker: Broker, store: StoreReader, scanned: int) -> None:
+    """The log goes first. Until the queue's beginning is told anew, a broker answers with the first message it has.
+
+    It looks at so many messages for that, and otherwise says where to ask again.
+    """
 
     def skips(request: Frame) -> bytes | None:
         offset = int(request.fields["queueOffset"]) if request.code == codes.PULL_MESSAGE else 150
@@ -216,6 +220,8 @@ def test_retention_that_has_not_reached_the_queue_yet(broker: Broker, store: Sto
         if not deleted or offset >= 150:
             return None
         fields = {"minOffset": "0", "maxOffset": "200", "nextBeginOffset": "151"}
+        if offset + scanned < 150:
+            return answer(request, codes.PULL_RETRY_IMMEDIATELY, fields | {"nextBeginOffset": str(offset + scanned)})
         return answer(request, codes.SUCCESS, fields, broker.queues[QUEUE][150])
 
     deleted: list[int] = []
