@@ -192,9 +192,12 @@ class Assignment:
 
         self.looked_s = time.monotonic()
         self._check_restarts(ends)
-        for queue, cursor in self.cursors.items():
-            if queue not in ends and cursor.position:
-                raise self._reader.went_back(cursor, 0)
+        gone = sorted(queue for queue in self.cursors if queue not in ends)
+        for queue in gone:
+            if self.cursors[queue].position:
+                raise self._reader.went_back(self.cursors[queue], 0)
+        if gone:  # nothing of them was handed out; they would count as this worker's share
+            self._drop(gone)
 
         if not self._has_looked:
             self._beginning.begin(self._ends.topics)
@@ -230,9 +233,7 @@ class Assignment:
             ", ".join(sorted({topic for topic, _ in gone})),
             self._topics.pattern,
         )
-        self._forget(gone)
-        self._release(gone)
-        self._lost(gone)
+        self._drop(gone)
 
     # ---- this worker's share
 
@@ -296,6 +297,12 @@ class Assignment:
         self._locks.close()
         self._forget(lost)
         self._lost(lost)
+
+    def _drop(self, queues: list[Queue]) -> None:
+        """Have queues no more that are not there any more."""
+        self._forget(queues)
+        self._release(queues)
+        self._lost(queues)
 
     def _forget(self, queues: Iterable[Queue]) -> None:
         for queue in queues:

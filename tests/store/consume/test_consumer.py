@@ -548,6 +548,19 @@ def test_a_queue_that_was_made_again_before_a_message_was_handed_out_is_refused(
     assert progress(tmp_path) == {}
 
 
+def test_a_topic_that_is_made_again_with_as_many_other_queues_is_read_on(tmp_path: Path) -> None:
+    """Queues that are gone, and of which nothing was handed out, are no share of the worker any more."""
+    revoked: list[tuple[str, int]] = []
+    with MessageStore.open(tmp_path, SMALL) as store:
+        store.put_message(Message("t", b"0", queue_id=0))
+        with consumer(tmp_path, on_revoked=lambda _, queues: revoked.extend(queues)) as reader:
+            assert reader.assignment() == {T0}
+            store.delete_topic("t")
+            store.put_message(Message("t", b"1", queue_id=1))
+            assert bodies(reader.poll(timeout=1)) == {T1: [1]}
+            assert (reader.assignment(), revoked) == ({T1}, [T0])
+
+
 def test_a_topic_that_is_deleted_and_made_again_between_two_looks_ends_no_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
