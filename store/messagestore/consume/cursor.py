@@ -117,9 +117,9 @@ class Cursor:
 
     def committed(self, offset: int) -> None:
         """The group is at an offset now."""
-        self.floor, self.bases = offset, (offset,)
         if self.held is not None and self.held.queue_offset < offset:
-            self.held = None
+            self.held = None  # first: with this floor, no later commit would come here
+        self.floor, self.bases = offset, (offset,)
 
     def seek(self, position: int) -> None:
         """Continue at another message."""
