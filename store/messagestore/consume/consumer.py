@@ -244,23 +244,12 @@ class Consumer:
         """
         end_s = math.inf if timeout is None else time.monotonic() + arguments.seconds("timeout", timeout)
         most = arguments.whole_number("max_records", max_records, 1)
-        with self._used():
-            self._commit_if_due()
-            if self._auto_commit and self._orderly:
-                self._let_go()
-            before: list[tuple[Cursor, Mark]] = []
-            try:
-                while not (messages := self._collected(most, before)):
-                    left_s = end_s - time.monotonic()
-                    if left_s <= 0:
-                        break
-                    self._view.await_change(min(left_s, self._until_due_s()))
-                    self._check_open()
-                return messages
-            except BaseException:  # an error, or what a signal handler raises: nobody gets what was collected
-                for cursor, mark in reversed(before):
-                    cursor.go_back(mark)
-                raise
+        before: list[tuple[Cursor, Mark]] = []
+        try:
+            return self._polled(end_s, most, before)
+        except BaseException:
+            _go_back(before)
+            raise
 
     def __iter__(self) -> Iterator[ConsumedMessage]:
         return self
@@ -268,20 +257,39 @@ class Consumer:
     def __next__(self) -> ConsumedMessage:
         cursor = self._current
         fresh = time.monotonic() - self._assignment.looked_s <= _LOOK_S
-        if cursor and cursor.ready and fresh and not (cursor.paused or cursor.gone or self._orderly):
-            with self._used():
-                self._commit_if_due()
-                mark = cursor.mark()
-                try:
+        before: list[tuple[Cursor, Mark]] = []
+        try:
+            if cursor and cursor.ready and fresh and not (cursor.paused or cursor.gone or self._orderly):
+                with self._used():
+                    self._commit_if_due()
+                    before.append((cursor, cursor.mark()))
                     for message in cursor.take(1):
                         return message
-                except BaseException:
-                    cursor.go_back(mark)
-                    raise
-        for queue, (message,) in self.poll(None if self._idle_s == math.inf else self._idle_s, 1).items():
-            self._current = self._assignment.cursors[queue]
-            return message
+            for queue, (message,) in self._polled(time.monotonic() + self._idle_s, 1, before).items():
+                self._current = self._assignment.cursors[queue]
+                return message
+        except BaseException:
+            _go_back(before)
+            raise
         raise StopIteration
+
+    def _polled(self, end_s: float, most: int, before: list[tuple[Cursor, Mark]]) -> dict[Queue, list[ConsumedMessage]]:
+        """What `poll` hands out; `before` gets where each cursor was.
+
+        Whoever calls this goes back to there after an error, or what a signal handler raises, which may be as late as
+        when the lock is given back: nobody gets what was collected then.
+        """
+        with self._used():
+            self._commit_if_due()
+            if self._auto_commit and self._orderly:
+                self._let_go()
+            while not (messages := self._collected(most, before)):
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._view.await_change(min(left_s, self._until_due_s()))
+                self._check_open()
+            return messages
 
     def _collected(self, most: int, before: list[tuple[Cursor, Mark]]) -> dict[Queue, list[ConsumedMessage]]:
         """What can be handed out now; `before` gets where each cursor was."""
@@ -709,3 +717,9 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(commit=kind is None)
+
+
+def _go_back(before: Sequence[tuple[Cursor, Mark]]) -> None:
+    """Be where the cursors were: nobody gets what was taken from them since."""
+    for cursor, mark in reversed(before):
+        cursor.go_back(mark)

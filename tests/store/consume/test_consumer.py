@@ -527,6 +527,34 @@ def test_an_orderly_queue_goes_on_after_a_commit_that_a_signal_handler_has_ended
             assert seen in ([0, 1], [1]), line
 
 
+@pytest.mark.parametrize("how", ["poll", "orderly", "iteration"])
+def test_a_message_comes_again_that_nobody_got_because_a_signal_handler_raised(tmp_path: Path, how: str) -> None:
+    """Wherever it raises within a call, also after the message was taken, the next call hands the message out."""
+    put(tmp_path, 4)
+
+    def take(reader: Consumer) -> int:
+        return int(next(reader).body) if how == "iteration" else bodies(reader.poll(max_records=1))[T0][0]
+
+    def took(interrupter: Interrupter, group: str) -> list[int]:
+        with consumer(tmp_path, group=group, orderly=how == "orderly", consumer_timeout=0) as reader:
+            seen = [take(reader)]
+            reader.commit()
+            with contextlib.suppress(interrupter.error), interrupter.armed():
+                seen.append(take(reader))
+                reader.commit()
+                seen.append(take(reader))
+            while len(seen) < 4:
+                reader.commit()
+                seen.append(take(reader))
+            return seen
+
+    lines = Interrupter()
+    assert took(lines, "lines") == [0, 1, 2, 3]
+    for line in sorted(lines.hits):
+        if line[0] in {"consumer", "cursor"}:
+            assert took(Interrupter(line, error=KeyError), f"{line[0]}-{line[1]}") == [0, 1, 2, 3], line
+
+
 def test_a_queue_that_was_made_again_while_it_was_read_is_refused(tmp_path: Path) -> None:
     put(tmp_path, 5)
     with consumer(tmp_path) as reader:
