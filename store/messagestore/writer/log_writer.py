@@ -538,9 +538,9 @@ class LogWriter(Standing):
         except StoreFullError as error:
             self.pending, self.half_dispatched = puts + others, True
             full = self.no_room(
-                f"the disk has no room for the ConsumeQueue units of {len(self.pending)} puts ({error}). The puts are "
-                "in the log, and become visible when there is room, or when the store is opened again. Nothing more "
-                "was appended",
+                f"the disk has no room for the ConsumeQueue units of {len(self.pending)} puts ({error}). These earlier "
+                "puts are in the log, and become visible when there is room, or when the store is opened again. "
+                "Nothing more was appended: what was to be put now is not in the log",
                 error,
             )
             note_statuses(full, PutMessageStatus.SERVICE_NOT_AVAILABLE, None)
