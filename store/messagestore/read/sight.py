@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.files.consume_queue import queue_ids_of
+from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.files.state import State
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.log.lost_end import lost_segments
@@ -83,6 +83,7 @@ class Seals:
         """
         end = look()
         if not self._is_short(self._ends, key, end, limit):
+            self._check_begin(key)
             return end
 
         # There may be new files, or the topic was deleted. Whoever deletes it takes the seal away before the files, so
@@ -102,6 +103,34 @@ class Seals:
             return end
         words = f"{ends.seals[key].end} units of {key[0]}/{key[1]}, as at the clean end"
         raise SealBroken(fault_of(files, ends, key) or Fault(*queue.place(end), words, str(end)))
+
+    def _check_begin(self, key: Key) -> None:
+        """Refuse a queue that lacks its first files although the log still begins at 0.
+
+        Raises
+        ------
+        SealBroken
+            Readers would take the messages for deleted by retention.
+        """
+        files = self.files
+        queue = files.queue(*key)
+        if files.commit_log.min_offset or not self._begins_late(queue):
+            return
+        queue.load()
+        files.commit_log.load()  # retention deletes segments first
+        files.topics.load()
+        if files.commit_log.min_offset or not self._begins_late(queue) or is_deleted(files, key):
+            return
+        words = f"units of {key[0]}/{key[1]} from 0 on: the log begins at 0"
+        raise SealBroken(Fault(queue.directory, 0, words, f"units from {queue.first_file_queue_offset} on"))
+
+    @staticmethod
+    def _begins_late(queue: ConsumeQueue) -> bool:
+        """Whether the first file is not the one of message 0, and no broker made it so."""
+        if not queue.offsets or not queue.first_file_queue_offset:
+            return False
+        units = queue.read(queue.first_file_queue_offset, 1)
+        return bool(len(units)) and int(units["size"][0]) != FILLER_UNIT_SIZE
 
     def _is_short(self, ends: SealedEnds, key: Key, end: int, limit: int) -> bool:
         seal = ends.seals.get(key)

@@ -50,6 +50,11 @@ def _lose_last(queue: Path) -> None:
     max(queue.iterdir()).unlink()
 
 
+def _lose_first(queue: Path) -> None:
+    """Readers took its messages for deleted by retention, and a scan left them out."""
+    min(queue.iterdir()).unlink()
+
+
 def _cut(queue: Path) -> None:
     """The last file has only its first unit: the rest reads as zeros, as after a copy that was broken off."""
     path = max(queue.iterdir())
@@ -68,6 +73,7 @@ def _zero(queue: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "all files": _lose_all,
     "the last file": _lose_last,
+    "the first file": _lose_first,
     "the end of the last file": _cut,
     "units in the middle": _zero,
     "its folder": shutil.rmtree,
