@@ -14,6 +14,8 @@ from messagestore.consume.progress import Queue
 
 Mark: TypeAlias = "tuple[int, int, list[ConsumedMessage], int, ConsumedMessage | None, ConsumedMessage | None, float]"
 """What a hand-out changes in a cursor."""
+Place: TypeAlias = "tuple[int, int]"
+"""The physical offset of a message, and when it was stored."""
 
 
 class Cursor:
@@ -28,7 +30,7 @@ class Cursor:
     last : ConsumedMessage | None
         The last message that was handed out since the last seek.
     before : tuple of int | None
-        Until then: the number and the physical offset of the message before the position; None: there is none.
+        Until then: the number and the place of the message before the position; None: there is none.
     bases : tuple of int
         Where the group may be in the table if nobody but this consumer has moved it; -1: it has no progress.
     held : ConsumedMessage | None
@@ -62,7 +64,7 @@ class Cursor:
         self.floor = floor
         self.bases: tuple[int, ...] = (floor, position)  # two, if what the group has lies beyond the queue's end
         self.last: ConsumedMessage | None = None
-        self.before: tuple[int, int] | None = None
+        self.before: tuple[int, Place] | None = None
         self.ready: list[ConsumedMessage] = []
         self.next_row = 0
         self.paused = self.gone = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from messagestore.consume.cursor import Cursor
+from messagestore.consume.cursor import Cursor, Place
 from messagestore.consume.messages import Block, Returns
 from messagestore.consume.progress import Queue
 from messagestore.errors import OffsetOutOfRangeError, StoreWentBackwardsError
@@ -92,19 +92,26 @@ class QueueReader:
         place = self._place(cursor.queue, cursor.position - 1) if cursor.position else None
         cursor.before = None if place is None else (cursor.position - 1, place)
 
-    def _place(self, queue: Queue, number: int) -> int | None:
-        """The physical offset of a message; None if retention has deleted it, or it is not there yet."""
+    def _place(self, queue: Queue, number: int) -> Place | None:
+        """The place of a message; None if retention has deleted it, or it is not there yet.
+
+        The store time belongs to it: where a log was cut (`recover --accept-loss`), another message may begin.
+        """
         units = self._view.units(*queue, number, number + 1)
         if not len(units) or int(units["size"][0]) == FILLER_UNIT_SIZE:
             return None
-        return int(units["physical_offset"][0])
+        physical_offset = int(units["physical_offset"][0])
+        stored_ms = self._view.stored_ms(physical_offset)
+        return None if stored_ms is None else (physical_offset, stored_ms)
 
     def check_continues(self, cursor: Cursor) -> int:
         """Refuse a queue in which another message is where the last one was that was handed out; its end."""
         end = self._view.max_offset(*cursor.queue)
         if end < cursor.position:
             raise self.went_back(cursor, end)
-        last = cursor.before if cursor.last is None else (cursor.last.queue_offset, cursor.last.physical_offset)
+        last, message = cursor.before, cursor.last
+        if message is not None:
+            last = message.queue_offset, (message.physical_offset, message.store_timestamp_ms)
         if last is not None and self._place(cursor.queue, last[0]) not in (last[1], None):
             raise self.went_back(cursor, end)
         return end

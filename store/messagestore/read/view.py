@@ -819,6 +819,19 @@ class StoreView:
         crc = log.crc(position, position + size)
         return NoBytes.NOT_REACHED if crc < 0 else crc
 
+    @healing
+    def stored_ms(self, position: int) -> int | None:
+        """When the record was stored that begins at a place of the log; None if none begins there."""
+        self._forget_deleted()
+        log = self.files.commit_log
+        if position >= log.max_offset:
+            log.load()
+        if position < log.min_offset:
+            return None
+        log.reopen_replaced(position)
+        head = log.head(position)
+        return None if head is None else int(head["store_timestamp_ms"])
+
     def close(self) -> None:
         """Close all files."""
         self.files.close()

@@ -571,6 +571,29 @@ def test_a_queue_that_was_made_again_while_it_was_read_is_refused(tmp_path: Path
     assert progress(tmp_path) == {}
 
 
+@pytest.mark.parametrize("handed_out", [True, False])
+def test_messages_that_took_the_places_of_lost_ones_are_not_committed(tmp_path: Path, handed_out: bool) -> None:
+    """The end of the log was lost, and what is put instead is as long as what was there."""
+    put(tmp_path, 10)
+    with MessageStore.open_read_only(tmp_path) as store:
+        cut = store.get_message("t", 0, 5).messages[0].physical_offset
+    with consumer(tmp_path) as before:
+        before.poll()
+        before.commit()
+    with consumer(tmp_path) as reader:
+        if handed_out:
+            reader.seek(T0, 0)
+            reader.poll()
+        log = tmp_path / "commitlog" / f"{0:020d}"
+        length = log.stat().st_size
+        os.truncate(log, cut)
+        os.truncate(log, length)
+        MessageStore.open(tmp_path, SMALL, accept_loss=True).close()
+        put(tmp_path, 6, first=5)
+        with pytest.raises(StoreWentBackwardsError, match="t/0: consumer group g was at 10"):
+            reader.commit() if handed_out else reader.poll()
+
+
 @pytest.mark.parametrize("sought", [True, False], ids=["sought", "committed"])
 @pytest.mark.parametrize("count", [4, 8], ids=["shorter", "longer"])
 def test_a_queue_that_was_made_again_before_a_message_was_handed_out_is_refused(
