@@ -495,6 +495,15 @@ class Consumer:
                     f"batch: its rows may have several topics",
                     key="progress",
                 )
+            for queue, offset in offsets.items():
+                failed = self._assignment.cursors[queue].failed
+                if failed is not None and failed.queue_offset < offset:
+                    raise ConfigError(
+                        f"progress: found positions behind message {failed.queue_offset} of {queue[0]}/{queue[1]}, "
+                        f"which failed since they were taken (`retry`) and comes again; allowed are positions of what "
+                        f"is done. Nothing was appended. Take `positions()` again",
+                        key="progress",
+                    )
             yield
 
     def may_move(self, queue: Queue, offset: int) -> bool:

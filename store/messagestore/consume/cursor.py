@@ -82,10 +82,14 @@ class Cursor:
         return [] if self.held is None else [self.held]
 
     @property
+    def failed(self) -> ConsumedMessage | None:
+        """The message that failed and holds the queue."""
+        return self.held if self.held_until_s < math.inf else None
+
+    @property
     def done(self) -> int:
-        """Where the group may be: a message that failed, and holds the queue, is not done."""
-        failed = self.held is not None and self.held_until_s < math.inf
-        return self.held.queue_offset if failed and self.held is not None else self.position
+        """Where the group may be: a message that failed is not done."""
+        return self.position if self.failed is None else self.failed.queue_offset
 
     def let_go(self) -> None:
         """Take a message that the caller has as done, unless it failed."""

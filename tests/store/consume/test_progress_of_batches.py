@@ -98,6 +98,17 @@ def left_pending(root: Path, to: int = 4) -> None:
     die(root)
 
 
+def test_positions_behind_a_message_that_failed_since_are_refused(root: Path) -> None:
+    """A batch would let the group go past it, and it would never come again."""
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL, orderly=True) as consumer:
+        ((message,),) = consumer.poll().values()
+        positions = consumer.positions()
+        message.retry()
+        with pytest.raises(ConfigError, match=r"message 0 of in/0, which failed since they were taken"):
+            append(store, positions)
+    assert (place(root), appended(root)) == (None, 0)
+
+
 def test_results_and_progress_are_there_together(root: Path) -> None:
     with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
         consumer.poll(max_records=4)
