@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import ConfigError, CorruptionError, MagicError
 from messagestore.format import record
-from messagestore.format.layout import (
-    FILLER_UNIT_SIZE,
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
-)
+from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import BATCH_TOPIC, GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
@@ -275,7 +270,6 @@ def _messages_with(
         visible = view.visible
         hits, gaps = _look_up(view, [topic], key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     limit = visible.end if visible.end is not None else files.commit_log.max_offset
-    went_with_topic = _DeletedMessages(view)
     for start, end in gaps:
         hits.update(_scan_for_key(view, key, start, min(end, limit)))
     for physical_offset in sorted(hits):
@@ -286,35 +280,8 @@ def _messages_with(
             continue
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK:
             continue  # the scan found it; in RocketMQ it has no index entries
-        if went_with_topic(message):
-            continue
         if begin_ms <= message.store_timestamp_ms <= end_ms:
             yield message
-
-
-class _DeletedMessages:
-    """Tells messages whose topic was deleted, and made again, after they were put.
-
-    Index and log still have them. They lie ahead of the first message of their queue.
-    """
-
-    def __init__(self, view: StoreView) -> None:
-        self._view = view
-        self._begins: dict[tuple[str, int], int] = {}
-
-    def __call__(self, message: MessageExt) -> bool:
-        if self._view.own or message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_PREPARED:
-            return False  # nobody deleted a topic; or the message was never in a queue
-        key = (message.topic, message.queue_id)
-        if key not in self._begins:
-            self._begins[key] = self._begin(*key)
-        return message.physical_offset < self._begins[key]
-
-    def _begin(self, topic: str, queue_id: int) -> int:
-        """The physical offset of the queue's first message; one that no message has if the queue is empty."""
-        low, high = self._view.bounds(topic, queue_id)
-        units = self._view.units(topic, queue_id, low, min(low + 1, high))
-        return int(units["physical_offset"][0]) if len(units) else _EVERY
 
 
 @dataclass(frozen=True)
@@ -367,15 +334,14 @@ def _search_key(view: StoreView, key: str, max_count: int, max_size: int, start:
     parts = [(max(gap_start, start or 0), min(gap_end, limit)) for gap_start, gap_end in gaps]
     size, go_on = _search_parts(view, key, parts, max_size, hits)
 
-    found, matches, went_with_topic = deque[MessageExt](maxlen=max_count), 0, _DeletedMessages(view)
+    found, matches = deque[MessageExt](maxlen=max_count), 0
     for physical_offset in sorted(hit for hit in hits if files.commit_log.min_offset <= hit < limit):
         message = _message_at(view, physical_offset)
         if message is None or message.topic not in topics or not (key == message.unique_key or key in message.keys):
             continue
-        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK or went_with_topic(message):
-            continue
-        found.append(message)
-        matches += 1
+        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_ROLLBACK:
+            found.append(message)
+            matches += 1
     return KeySearch(list(found), size, go_on, min(files.commit_log.min_offset, limit), limit, matches > max_count)
 
 

@@ -29,7 +29,7 @@ from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.disk import Disk
 from messagestore.format.record_columns import encode
 from messagestore.inspect.verify import verify
-from messagestore.read import query, queue_records
+from messagestore.read import queue_records
 from messagestore.read.view import StoreView
 from messagestore.session import attached_store
 from small import SMALL, ClockDisk, bodies, columns, filled, read_all
@@ -67,25 +67,6 @@ def test_a_topic_goes_with_queues_settings_and_progress(tmp_path: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         assert (store.report.rebuilt, store.check_queues()) == (None, None)
         assert read_all(store) == [b"new"]
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-def test_a_key_finds_no_message_of_a_topic_that_was_made_again_since(tmp_path: Path, indexed: bool) -> None:
-    """It found those of the deleted topic as well, with offsets at which the new one has other messages or none."""
-    root = tmp_path / "s"
-    config = SMALL.replace(message_index_enable=indexed)
-    with MessageStore.open(root, config) as store:
-        for number in range(4):
-            store.put_message(Message("t", b"old", queue_id=number % 2, keys=["k"]))
-        store.put_message(Message("u", b"other", queue_id=0, keys=["k"]))
-        store.delete_topic("t")
-        store.put_message(Message("t", b"new", queue_id=1, keys=["k"]))
-        with MessageStore.open_read_only(root, config) as reader:
-            for one in (store, reader):
-                assert [message.body for message in one.query_message("t", "k")] == [b"new"]
-                assert [message.body for message in one.query_message("u", "k")] == [b"other"]
-                found = query.search_key(one.view, "k", max_count=9, max_size=1 << 20)
-                assert [message.body for message in found.messages] == [b"other", b"new"]
 
 
 def test_queues_whose_units_are_still_to_be_written_go_too(tmp_path: Path) -> None:
