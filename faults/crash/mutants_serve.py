@@ -160,10 +160,10 @@ def cut_answers(ground: Ground) -> Iterator[Verdict]:
 def _any_end(real: Any) -> Any:
     """The end of the connection is the end of the stream."""
 
-    def stream(connection: Connection, verb: str, text: bytes) -> Iterator[Any]:
+    def stream(connection: Connection, verb: str, text: bytes, **how: bool) -> Iterator[Any]:
         count = 0
         try:
-            for frame in real(connection, verb, text):
+            for frame in real(connection, verb, text, **how):
                 yield frame
                 count += 1
         except (http.client.IncompleteRead, ConnectionError):

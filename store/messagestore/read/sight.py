@@ -114,20 +114,19 @@ class Seals:
         """
         files = self.files
         queue = files.queue(*key)
-        if files.commit_log.min_offset or not self._begins_late(queue):
+        if not self._begins_late(queue):
             return
         queue.load()
         files.commit_log.load()  # retention deletes segments first
         files.topics.load()
-        if files.commit_log.min_offset or not self._begins_late(queue) or is_deleted(files, key):
+        if not self._begins_late(queue) or is_deleted(files, key):
             return
         words = f"units of {key[0]}/{key[1]} from 0 on: the log begins at 0"
         raise SealBroken(Fault(queue.directory, 0, words, f"units from {queue.first_file_queue_offset} on"))
 
-    @staticmethod
-    def _begins_late(queue: ConsumeQueue) -> bool:
-        """Whether the first file is not the one of message 0, and no broker made it so."""
-        if not queue.offsets or not queue.first_file_queue_offset:
+    def _begins_late(self, queue: ConsumeQueue) -> bool:
+        """Whether the log begins at 0, but the queue's first file is not the one of message 0, and no broker made it so."""
+        if self.files.commit_log.min_offset or not queue.offsets or not queue.first_file_queue_offset:
             return False
         units = queue.read(queue.first_file_queue_offset, 1)
         return bool(len(units)) and int(units["size"][0]) != FILLER_UNIT_SIZE
