@@ -79,7 +79,7 @@ MODES = (
     Mode("deletions", "crash.deletions", 1, 0.05, "processes that delete a topic die at every operation"),
     Mode("halves", "crash.halves", 1, 0.05, "transactions interrupted by a kill or a power cut at every operation"),
     Mode("pipes", "crash.pipes", 2, 0.05, "consumers and pipes from topic to topic are killed, stopped and rebalanced"),
-    Mode("afar", "crash.afar", 2, 0.0, "faults between Spark and a store on another host, of that host and of drivers"),
+    Mode("afar", "crash.afar", 3, 0.0, "faults between Spark and a store on another host, of that host and of drivers"),
     Mode("model", "crash.model", 2, 0.2, "random histories of everything at once, beside a plain model"),
     Mode("mutants", "crash.mutants", 3, 0.0, "bugs planted in the store, each of which must be found"),
 )
