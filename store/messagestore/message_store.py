@@ -22,6 +22,7 @@ import logging
 import os
 import random
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -71,7 +72,8 @@ from messagestore.format.message import (
     check_group,
     check_topic,
 )
-from messagestore.format.message_columns import ArrowStream, columns_of
+from messagestore.format.message_columns import ArrowStream, ColumnTexts, columns_of
+from messagestore.format.queue_choice import give_queues
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import Rows
@@ -1134,7 +1136,8 @@ class MessageStore(ReadOnlyStore):
         columns : MessageColumns, pa.RecordBatch, pa.Table, ArrowStream, or iterable of these
             The messages. An `ArrowStream` is a frame of another library that has `__arrow_c_stream__`, such as pandas
             or Polars. Columns of a frame are taken by their names, as in `MessageColumns.from_arrow`: `body`, `topic`,
-            `queue_id`, and others. All parts are held in memory, encoded, until the batch is appended.
+            `queue_id`, and others. Rows without a queue get one: by the hash of `sharding_key`, else of the first key,
+            else the queues take turns. All parts are held in memory, encoded, until the batch is appended.
         request : BatchRequest | None
             An `app_id` and a `version` make the batch exactly-once: if it is appended a second time, the store
             recognises it and writes nothing. None: a batch that nothing recognises.
@@ -1194,14 +1197,25 @@ class MessageStore(ReadOnlyStore):
             to_move = ClaimedProgress(writer.files.paths.root, writer.files.disk, progress)
         if request is not None:
             arguments.instance("request", request, BatchRequest)
+        elif progress is None:
+            request = BatchRequest(flush_disk_type=config.flush_disk_type)
+        else:
+            request = BatchRequest()
         pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
         first_rows = list(itertools.accumulate((piece.row_count for piece in pieces), initial=0))
 
         multi_tags = writer.files.topics.with_multi_tags
+        new_count, turn = request.write_queue_nums, time.time_ns()
+
+        def queue_count(topic: str) -> int:
+            created = writer.files.topics.get(topic)
+            return new_count if created is None else created.write_queue_nums
 
         def encode(piece: MessageColumns, first_row: int) -> Rows:
+            texts = ColumnTexts(piece)
+            give_queues(texts, queue_count, turn + first_row)
             return record_columns.encode(
-                piece,
+                texts,
                 limits=config,
                 store_host=writer.files.store_host,
                 born_host=self._puts.born_host,
@@ -1217,9 +1231,7 @@ class MessageStore(ReadOnlyStore):
                 chunks = Chunks(next(made[number % _ENCODERS]) for number in range(len(pieces)))
         else:
             chunks = Chunks(map(encode, pieces, first_rows))
-        if progress is None:
-            return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
-        return append_batch(writer, chunks, request or BatchRequest(), progress=to_move)
+        return append_batch(writer, chunks, request, progress=to_move)
 
     def send_back(
         self, message: MessageExt, group: str, delay_level: int | None = None, *, reason: str | None = None

@@ -26,9 +26,9 @@ from messagestore.spi import (
     all_faults,
     array_of,
     check_properties,
-    java_hashes,
+    choose_queues,
     numpy_of,
-    queue_of_hash,
+    queue_counts,
     valid_of,
 )
 from pyspark_messagestore.options.values import KAFKA, ROCKETMQ
@@ -346,12 +346,7 @@ class Mapper:
         return ColumnTexts(MessageColumns.from_arrow(pa.RecordBatch.from_pydict(columns), topic=self.topic))
 
     def _counts(self, texts: ColumnTexts) -> NDArray[np.int32] | np.int32:
-        """The number of queues of each row's topic; one number if there is only one topic."""
-        queue_counts = [self.queue_count(name) for name in texts.topic_names] or [1]
-        if len(queue_counts) == 1:
-            return np.int32(queue_counts[0])
-        counts: NDArray[np.int32] = np.array(queue_counts, np.int32)[texts.topic_codes]  # a null topic is refused later
-        return counts
+        return queue_counts(texts, self.queue_count)
 
     def _queues(self, texts: ColumnTexts, first_row: int) -> NDArray[np.int32]:
         counts = self._counts(texts)
@@ -365,29 +360,11 @@ class Mapper:
         )
 
     def _chosen(self, texts: ColumnTexts, counts: NDArray[np.int32] | np.int32) -> NDArray[np.int32]:
-        n = texts.columns.row_count
-        hashes, has_hash = np.zeros(n, np.int32), np.zeros(n, np.bool_)
-
-        keys = texts.keys if self.selector != "roundRobin" else None
-        if keys is not None and len(keys.counts) == len(keys.texts) and keys.counts.all():
-            hashes, has_hash = keys.hashes, np.ones(n, np.bool_)
-        elif keys is not None:
-            has_hash = keys.counts > 0
-            # The first key of a row counts, however many it has.
-            hashes[has_hash] = keys.hashes[(np.cumsum(keys.counts) - keys.counts)[has_hash]]
-
-        sharding = texts.columns.sharding_key if self.selector == "auto" else None
-        if sharding is not None:
-            has_sharding = valid_of(sharding)
-            hashes = np.where(has_sharding, java_hashes(sharding), hashes)
-            has_hash = has_hash | has_sharding
-
-        if has_hash.all():
-            return queue_of_hash(hashes, counts)
-
-        turns = self._turn + np.arange(n, dtype=np.int64)
-        self._turn += n
-        return np.where(has_hash, queue_of_hash(hashes, counts), turns % counts).astype(np.int32)
+        turn = self._turn
+        self._turn += texts.columns.row_count
+        return choose_queues(
+            texts, counts, turn, by_sharding_key=self.selector == "auto", by_key=self.selector != "roundRobin"
+        )
 
 
 def _check_given(

@@ -45,7 +45,7 @@ _NAMES = {
 }
 """Field of MessageColumns -> the names that its column may have, of which only one may be present."""
 NO_QUEUE = -1
-"""The queue id of a row whose queue column is null: the store still has to choose one."""
+"""The queue id of a row whose queue column is null, until one is chosen (`queue_choice`)."""
 
 
 @runtime_checkable
@@ -67,7 +67,7 @@ class MessageColumns:
     topic : str or pa.Array[n]
         One topic for all rows, or a column of type string or dictionary.
     queue_id : int32[n] | None
-        None until the queues are chosen. Appending needs it.
+        None until the queues are chosen: by the sink, or by `MessageStore.append_batch`.
     body : pa.Array[n]
         Type binary, string (stored as UTF-8), or their large_* variants.
     keys : pa.Array[n] | None
@@ -239,7 +239,7 @@ def columns_of(
     Raises
     ------
     MessageIllegalError
-        As in `MessageColumns.from_arrow`; also if a frame says nothing about queues.
+        As in `MessageColumns.from_arrow`.
     ConfigError
         Something else was given, or `topic` or `queue_id` beside a MessageColumns.
     """
@@ -259,11 +259,7 @@ def _part(part: object, topic: str | None, queue_id: int | None, now_ms: int) ->
         return part
 
     table = _table("columns", part)
-    columns = MessageColumns.from_arrow(table, topic=topic, queue_id=queue_id, default_born_timestamp_ms=now_ms)
-    if columns.queue_id is None:
-        text = "queue_id: found neither a column queue_id nor a queue for all rows. Give one of them"
-        raise MessageIllegalError(text, field="queue_id")
-    return columns
+    return MessageColumns.from_arrow(table, topic=topic, queue_id=queue_id, default_born_timestamp_ms=now_ms)
 
 
 def _table(name: str, value: object) -> pa.RecordBatch | pa.Table:

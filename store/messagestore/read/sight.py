@@ -125,7 +125,7 @@ class Seals:
         raise SealBroken(Fault(queue.directory, 0, words, f"units from {queue.first_file_queue_offset} on"))
 
     def _begins_late(self, queue: ConsumeQueue) -> bool:
-        """Whether the log begins at 0, but the queue's first file is not the one of message 0, and no broker made it so."""
+        """Whether the log begins at 0, but the queue's first file does not, and no broker made it so."""
         if self.files.commit_log.min_offset or not queue.offsets or not queue.first_file_queue_offset:
             return False
         units = queue.read(queue.first_file_queue_offset, 1)

@@ -15,7 +15,6 @@ from messagestore.format.compression import plain_body
 from messagestore.format.config import BROKER_NAME_WORDS, duration_s, is_broker_name
 from messagestore.format.frame_columns import ERROR, FRAME_COLUMNS, MOST_MS, TIME, FrameColumn, FrameProjection
 from messagestore.format.gathered import Gathered
-from messagestore.format.javahash import java_hashes, queue_of_hash
 from messagestore.format.json_text import bounded_json
 from messagestore.format.layout import SYS_FLAG_COMPRESSED
 from messagestore.format.message import (
@@ -30,6 +29,7 @@ from messagestore.format.message import (
 from messagestore.format.message_checks import all_faults
 from messagestore.format.message_columns import ColumnTexts
 from messagestore.format.properties import check_properties
+from messagestore.format.queue_choice import choose_queues, queue_counts
 from messagestore.format.record_columns import COLUMNS, Rows, encode
 from messagestore.log.store_files import store_host_of
 from messagestore.read.decoding import Decoder
@@ -110,13 +110,13 @@ __all__ = [
     "check_app_id",
     "check_properties",
     "check_topic",
+    "choose_queues",
     "driver_token",
     "duration_s",
     "encode",
     "group_fault",
     "is_broker_name",
     "is_ordinary_topic",
-    "java_hashes",
     "keys_and_crcs",
     "location_words",
     "no_history",
@@ -125,7 +125,7 @@ __all__ = [
     "planned_elsewhere",
     "put_topic_fault",
     "query_brokers",
-    "queue_of_hash",
+    "queue_counts",
     "runs_of",
     "store_host_of",
     "stored_topic_fault",

@@ -246,11 +246,6 @@ LIBRARY: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         MessageIllegalError,
         "column 'bodyy': no such column; allowed are body",
     ),
-    "a batch without queues": (
-        lambda root: append(root, {"body": ["x"]}),
-        MessageIllegalError,
-        "no queues were chosen. Give a column queue_id",
-    ),
     "half a version": (
         lambda _: BatchRequest(app_id="a", version=1.5),  # type: ignore[arg-type]
         ConfigError,

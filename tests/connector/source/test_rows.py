@@ -19,7 +19,7 @@ from crash.imitate import Broker
 from messagestore import ConfigError, CorruptionError, Message, MessageStore, OffsetOutOfRangeError
 from messagestore.format import compression
 from messagestore.format.compression import plain_body
-from messagestore.spi import java_hashes
+from messagestore.format.javahash import java_hashes
 from pyspark_messagestore.datasource import MessageStoreDataSource
 from pyspark_messagestore.options.table import source_options
 from pyspark_messagestore.source.readers import BatchReader

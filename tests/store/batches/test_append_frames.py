@@ -10,7 +10,15 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from messagestore import BatchRequest, ChecksumError, ConfigError, MessageColumns, MessageIllegalError, MessageStore
+from messagestore import (
+    BatchRequest,
+    ChecksumError,
+    ConfigError,
+    Message,
+    MessageColumns,
+    MessageIllegalError,
+    MessageStore,
+)
 from messagestore.read_only_store import CHUNK_ROWS
 from small import SMALL
 
@@ -70,6 +78,57 @@ def test_one_topic_and_queue_for_all_rows(tmp_path: Path, form: str) -> None:
         assert store.topics().keys() & {"gates", "doors"} == set()
 
 
+def queues_of(store: MessageStore, topic: str) -> dict[bytes, int]:
+    """The queue of each message, by its body."""
+    found = {}
+    for queue_id in store.topics()[topic]:
+        found |= {m.body: queue_id for m in store.get_message(topic, queue_id, 0, 1000).messages}
+    return found
+
+
+def test_rows_without_a_queue_get_one(tmp_path: Path) -> None:
+    """By the hash of the sharding key, else of the first key, as a put; else the queues take turns."""
+    rows = pa.table(
+        {
+            "body": [b"%d" % n for n in range(12)],
+            "shardingKey": ["Aa", "BB", "Aa", *[None] * 9],
+            "keys": pa.array([["x"], ["y"], None, ["x"], ["x", "y"], ["y"], *[None] * 6]),
+            "queueId": pa.array([*[None] * 11, 3], pa.int32()),
+        }
+    )
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.create_topic("t", 5)
+        request = BatchRequest("app", 0)
+        assert store.append_batch(rows, request, topic="t").row_count == 12
+        chosen = queues_of(store, "t")
+        for key in ("x", "y"):
+            store.put_message(Message("t", key.encode(), keys=[key]))
+        puts = queues_of(store, "t")
+        assert chosen[b"0"] == chosen[b"1"] == chosen[b"2"] == 2112 % 5  # "Aa" and "BB" have one hash
+        assert chosen[b"3"] == chosen[b"4"] == puts[b"x"]
+        assert chosen[b"5"] == puts[b"y"]
+        assert sorted(chosen[b"%d" % n] for n in range(6, 11)) == [0, 1, 2, 3, 4]
+        assert chosen[b"11"] == 3
+        assert store.append_batch(rows, request, topic="t").status == "known"  # though the turn is another one
+
+
+def test_rows_without_a_queue_of_new_topics_and_of_many_rows(tmp_path: Path) -> None:
+    """Two topics, of which one is created with the request's number of queues; more rows than are encoded at once."""
+    count = 2 * CHUNK_ROWS + 6
+    rows = pa.table({"body": [b"x"] * count, "topic": ["gates", "doors"] * (count // 2)})
+    with MessageStore.open(tmp_path / "s") as store:
+        store.create_topic("gates", 1)
+        store.append_batch(MessageColumns.from_arrow(rows), BatchRequest(write_queue_nums=2))
+        ends = {
+            topic: [store.max_offset(topic, queue_id) for queue_id in ids]
+            for topic, ids in sorted(store.topics().items())
+            if topic in ("gates", "doors")
+        }
+        assert ends["gates"] == [count // 2]
+        assert len(ends["doors"]) == 2
+        assert max(ends["doors"]) - min(ends["doors"]) <= 3  # at most one for each part that is encoded
+
+
 def test_more_rows_than_are_encoded_at_once(tmp_path: Path) -> None:
     """A wrong row is named by its number in the whole batch."""
     count = CHUNK_ROWS + 10
@@ -87,10 +146,7 @@ def test_more_rows_than_are_encoded_at_once(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "no body": (TABLE.drop_columns("body"), {}, MessageIllegalError, "body: found no column body"),
     "no topic": (TABLE.drop_columns("topic"), {}, MessageIllegalError, "topic: found neither a column topic nor"),
-    "no queue": (TABLE.drop_columns("queueId"), {}, MessageIllegalError, "queue_id: found neither a column queue_id nor"),
-    "no queue in a row": (
-        TABLE.set_column(2, "queueId", pa.array([0, None, 1])), {}, MessageIllegalError, "row 1: queue id: found -1"
-    ),
+    "a negative queue": (TABLE.set_column(2, "queueId", [[0, -1, 1]]), {}, MessageIllegalError, "row 1: queue id: found -1"),
     "an unknown column": (TABLE.append_column("price", [[1, 2, 3]]), {}, MessageIllegalError, "column 'price': no such column"),
     "a wrong type": (TABLE.set_column(0, "body", [[1, 2, 3]]), {}, MessageIllegalError, "column body: found type int64"),
     "one fault in the second part": ([TABLE, TABLE.drop_columns("topic")], {}, MessageIllegalError, "topic: found neither"),

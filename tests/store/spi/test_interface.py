@@ -41,6 +41,7 @@ from messagestore import (
 )
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.disk import Disk
+from messagestore.format.javahash import java_hashes
 from messagestore.serve.hosted import Hosted
 from messagestore.serve.limits import Budget, Limits
 from messagestore.serve.server import Server
@@ -62,7 +63,6 @@ from messagestore.spi import (
     StoreWriter,
     Write,
     encode,
-    java_hashes,
     remote,
     store_host_of,
 )
