@@ -281,7 +281,10 @@ class Disk:
         and that is the mark of a broker that starts.
         """
         with self._at_place(path) as place:
-            os.mknod(place.name, stat.S_IFREG | _FILE_MODE, dir_fd=place.folder)
+            try:
+                os.mknod(place.name, stat.S_IFREG | _FILE_MODE, dir_fd=place.folder)
+            except OSError as error:  # a full disk may have no room for the name itself, or no inode
+                raise (self._translated(error, str(path), 1) if error.errno in _FULL else error) from None
             fd = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
             try:
                 place.take_file(fd, writers_only=True)

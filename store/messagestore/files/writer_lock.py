@@ -594,7 +594,9 @@ class WriterLock(LockFile):
             allocate_behind_end(file.fileno(), size)
 
     def give_room_up(self) -> int:
-        """Free the bytes that `keep_room` keeps. Returns how many there were."""
+        """Free the bytes that `keep_room` keeps. Returns how many there were; the file is not made for this."""
+        if self._file is None and not Disk().exists(self.path):
+            return 0
         file = self._open()
         kept = max(0, _kept(file) - _BLOCK_SIZE)
         if kept:

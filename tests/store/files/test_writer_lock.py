@@ -26,7 +26,7 @@ import pytest
 
 from kernel import refuse_leases
 from messagestore import Message, MessageStore
-from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
+from messagestore.errors import NotAStoreError, StoreClosedError, StoreFullError, StoreLockedError
 from messagestore.files import writer_lock
 from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
@@ -823,3 +823,28 @@ def test_a_kill_while_a_lock_file_is_made_keeps_nobody_out(tmp_path: Path):
             break
         assert process.returncode == -signal.SIGKILL
     assert survived >= 2, "no lock file was made"
+
+
+@pytest.mark.parametrize("names_left", range(5))
+def test_a_store_is_not_made_on_a_file_system_without_an_inode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_left: int
+) -> None:
+    """The files for the locks raised a bare OSError, and so did the search for what a full disk has kept."""
+    names = iter(range(names_left))
+
+    def limited(real: Callable[..., None]) -> Callable[..., None]:
+        def make(path: str, *arguments: int, **folder: int) -> None:
+            if next(names, None) is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(path, *arguments, **folder)
+
+        return make
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mknod", limited(os.mknod))
+        patch.setattr(os, "mkdir", limited(os.mkdir))
+        with pytest.raises(StoreFullError, match="no room for another file"):
+            MessageStore.open(tmp_path / "store")
+
+    with MessageStore.open(tmp_path / "store") as store:
+        assert store.put_message(Message("gates", b"B12", queue_id=0)).queue_offset == 0
