@@ -30,6 +30,7 @@ from messagestore import (
     StoreClosedError,
     StoreConfig,
     StoreLockedError,
+    StorePoisonedError,
 )
 from messagestore.batches.append import Chunks, append_batch
 from messagestore.files.consumer_offsets import publish_offsets
@@ -729,6 +730,35 @@ def test_a_store_whose_own_folder_is_removed_under_an_attached_process_is_no_sto
         NotAStoreError, match="found no such folder; this process had the store open when it was removed"
     ):
         MessageStore.open(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize("name", ["spark", "spark/state"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        MessageStore.close,
+        lambda store: store.put_message(Message("gates", b"C3", queue_id=0)),
+        lambda store: store.append_batch(columns([b"D7"], topic="gates")),
+    ],
+    ids=["close", "put", "batch"],
+)
+@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC], ids=["sync", "async"])
+def test_a_session_says_that_the_stores_own_files_were_removed(
+    tmp_path: Path, config: StoreConfig, call: Callable[[MessageStore], object], name: str
+) -> None:
+    """`close` and the batch raised a bare FileReplaced, which names neither the store nor what to do."""
+    store = MessageStore.open(tmp_path, config)
+    assert store.put_message(Message("gates", b"B12", queue_id=0)).queue_offset == 0
+    removed = tmp_path / name
+    if removed.is_dir():
+        shutil.rmtree(removed)
+    else:
+        removed.unlink()
+    with pytest.raises(StorePoisonedError, match=r"(spark|a lock file was removed).* open it again"), store:
+        call(store)
+
+    with MessageStore.open(tmp_path, config) as again:
+        assert read_all(again, "gates")[0] == b"B12"
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,7 @@ class LogWriter(Standing):
             # record is synced.
             flags = (self.state.flags | STATE_ASYNC) & ~STATE_CLEAN
             flushed = self.state.visible_end  # so far, what is visible is synced
-            self.state = self.files.state_file.write_both(
-                self.changed_state({"flags": flags, "in_flight": physical_offset, "known_flushed_end": flushed})
-            )
+            self.write_state(both=True, flags=flags, in_flight=physical_offset, known_flushed_end=flushed)
             try:
                 self.files.state_file.sync()
             except Exception as error:

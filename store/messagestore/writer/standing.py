@@ -27,6 +27,7 @@ from messagestore.errors import (
 from messagestore.files.disk import is_failure
 from messagestore.files.state import State, boot_hash
 from messagestore.files.transient_store_pool import TransientStorePool
+from messagestore.files.unsynced import FileReplaced
 from messagestore.format.layout import STATE_POISONED
 from messagestore.format.rows import Row, Rows
 from messagestore.log.batch_journal import BatchJournal
@@ -292,7 +293,7 @@ class Standing:
             with contextlib.suppress(
                 OSError
             ):  # the disk is failing; what is in flight also makes the next writer recover
-                self.write_state(flags=self.state.flags | STATE_POISONED)
+                self._write_state(self.files.state_file.write, {"flags": self.state.flags | STATE_POISONED})
 
     def poison(self, reason: str) -> StorePoisonedError:
         """Stop all writing, record it in `state` if possible, and return the error to raise."""
@@ -317,9 +318,16 @@ class Standing:
         full.errno = error.errno
         return full
 
-    def write_state(self, **changes: int) -> None:
-        """Write `state` with changes."""
-        self.state = self.files.state_file.write(self.changed_state(changes))
+    def write_state(self, *, both: bool = False, **changes: int) -> None:
+        """Write `state` with changes, with `both` into both slots. Another file, or none, poisons the writer."""
+        file = self.files.state_file
+        try:
+            self._write_state(file.write_both if both else file.write, changes)
+        except FileReplaced as error:
+            raise self.poison(f"{error.path} was deleted or replaced while the store was open") from error
+
+    def _write_state(self, write: Callable[[State], State], changes: dict[str, int]) -> None:
+        self.state = write(self.changed_state(changes))
 
     def changed_state(self, changes: dict[str, int]) -> State:
         """`state` with changes, as this writer would write it next."""
