@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError
+from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.disk import Disk, File, FilePool
 from messagestore.files.numbered_files import MappedFileQueue
 from messagestore.files.unsynced import FileReplaced, WrittenFiles
@@ -314,6 +314,8 @@ class ConsumeQueue(MappedFileQueue):
     def _create(self, start: int, chunk: memoryview, position: int) -> None:
         """Create the file that begins at `start`, with its first units in it."""
         path = self.path(start)
+        if self.disk.is_folder(path):
+            raise NotAStoreError(f"{path}: found a folder where a file must be", path=path)
         if self.disk.exists(path) and self.disk.size(path):  # as in `load`, an empty file does not count yet
             raise FileReplaced(path)  # another process created it: renaming our file there would delete theirs
         self.written.note_folders(self.directory)

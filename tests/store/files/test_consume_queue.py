@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from messagestore.errors import CorruptionError, MessageIllegalError
+from messagestore.errors import CorruptionError, MessageIllegalError, NotAStoreError
 from messagestore.files.consume_queue import (
     UNIT_DTYPE,
     ConsumeQueue,
@@ -435,6 +435,14 @@ def test_a_file_somebody_else_made_is_not_overwritten(tmp_path: Path):
     with pytest.raises(FileReplaced):
         queue.append(5, pack_units(some_units(5, 1)))
     assert theirs.read_bytes() == b"\1" * 100
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path):
+    """It was said to be replaced while this process wrote it, and opening the store raised that as it was."""
+    queue = make(tmp_path)
+    os.makedirs(queue.path(0))
+    with pytest.raises(NotAStoreError, match="00000000000000000000: found a folder where a file must be"):
+        queue.append(0, pack_units(some_units(0, 1)))
 
 
 def test_load_opens_files_anew(tmp_path: Path):
