@@ -81,7 +81,7 @@ def newest_ms(view: StoreView, ends: dict[tuple[str, int], int]) -> int | None:
             units = view.units(topic, queue_id, end - 1, end)
             if len(units):
                 newest = max(newest, (int(units["physical_offset"][0]), int(units["size"][0])))
-    head = view.files.commit_log.head(newest[0]) if newest[0] >= 0 else None
+    head = view.healed(lambda: view.files.commit_log.head(newest[0])) if newest[0] >= 0 else None
     return None if head is None else int(head["store_timestamp_ms"])
 
 
@@ -90,11 +90,15 @@ def growth(view: StoreView, end: int, now_ms: int) -> dict[str, int] | None:
     minutes old, or else since the log's first message. None: the log is empty.
     """
     log = view.files.commit_log
-    for start in reversed(log.offsets):
-        head = log.head(start)
-        if head is None:
-            continue
-        span_ms = now_ms - int(head["store_timestamp_ms"])
-        if span_ms >= _SPAN_MS or start == log.min_offset:
-            return {"bytes": max(0, end - start), "ms": max(0, span_ms)}
-    return None
+
+    def look() -> dict[str, int] | None:
+        for start in reversed(log.offsets):
+            head = log.head(start)
+            if head is None:
+                continue
+            span_ms = now_ms - int(head["store_timestamp_ms"])
+            if span_ms >= _SPAN_MS or start == log.min_offset:
+                return {"bytes": max(0, end - start), "ms": max(0, span_ms)}
+        return None
+
+    return view.healed(look)

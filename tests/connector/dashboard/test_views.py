@@ -397,13 +397,18 @@ def test_what_retention_has_deleted_is_before_no_message(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.parametrize("view", ["figures", "segments", "status"])
-def test_retention_beside_a_look_is_no_fault(root: Path, monkeypatch: pytest.MonkeyPatch, view: str) -> None:
-    """The first segment went between the look at the folder and the look into the file: /healthz said 503."""
+@pytest.mark.parametrize(
+    ("view", "before"),
+    [*(("figures", before) for before in range(4)), *(("segments", before) for before in range(3)), ("status", 0)],
+)
+def test_retention_beside_a_look_is_no_fault(
+    root: Path, monkeypatch: pytest.MonkeyPatch, view: str, before: int
+) -> None:
+    """The first segment went between the look at the folder and one of the looks into files: /healthz said 503."""
     with MessageStore.open(root, SMALL) as store:
         for body in bodies(60, 1000):
             assert store.put_message(Message("t", body, queue_id=0)).is_ok
-    head, late = CommitLog.head, [True]
+    head, late = CommitLog.head, [True, *[False] * before]
 
     def delete_first(log: CommitLog, physical_offset: int) -> Any:
         if late and late.pop():
