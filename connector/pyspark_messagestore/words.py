@@ -13,7 +13,7 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Any
 
-from messagestore import ConfigError, ExpiredFiles, MessageExt
+from messagestore import ConfigError, ExpiredFiles, MessageExt, StoreError
 from messagestore.spi import duration_s
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999
@@ -88,6 +88,13 @@ def count_words(count: int, one: str) -> str:
     """`1, "record"` -> `1 record`, `2, "record"` -> `2 records`."""
     many = one if one.endswith("s") else one + ("es" if one.endswith("ch") else "s")
     return f"{count:,} {one if count == 1 else many}"
+
+
+def error_words(error: Exception) -> str:
+    """What an error says. Those of the system begin with their number, and end with the path."""
+    if isinstance(error, OSError) and not isinstance(error, StoreError):
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    return str(error)
 
 
 def time_words(timestamp_ms: int) -> str:

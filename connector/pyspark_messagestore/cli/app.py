@@ -30,6 +30,7 @@ from messagestore import (
 from messagestore.inspect import operator
 from messagestore.spi import OPENERS, STORES, Location, Report, StoreReader, brokers_of, duration_s
 from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.words import error_words
 
 FOUND_NOTHING, CANNOT, LOCKED, CUT = 1, 2, 3, 4
 
@@ -56,10 +57,7 @@ class Commands(TyperGroup):
 
 
 def _words(error: Exception) -> str:
-    text = str(error)
-    if isinstance(error, OSError) and not isinstance(error, StoreError):
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or text
-    return "; ".join([text, *getattr(error, "__notes__", [])])
+    return "; ".join([error_words(error), *getattr(error, "__notes__", [])])
 
 
 _ROOT = "MESSAGESTORE_ROOT"

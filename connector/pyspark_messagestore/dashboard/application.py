@@ -50,7 +50,7 @@ from pyspark_messagestore.dashboard.stored import Decoder, Stored, json_text, js
 from pyspark_messagestore.dashboard.taking import FORMATS, as_file, copies
 from pyspark_messagestore.dashboard.trends import span_words
 from pyspark_messagestore.monitoring.health import belongs
-from pyspark_messagestore.words import command_line, count_words, quoted, shown, size_words, time_words
+from pyspark_messagestore.words import command_line, count_words, error_words, quoted, shown, size_words, time_words
 
 BODY_SHOWN = 256 << 10
 """The most characters of a body on a page; the file has all of it."""
@@ -361,7 +361,7 @@ class _Pages:
                 raise _NoPageError(f"There is no such view; there are {', '.join(LOOKS)}.")
             return _Json(LOOKS[look](stored, dict(request.query_params)))
         except (StoreError, OSError, _NoPageError) as error:
-            return _Json({"error": _words(error)}, _status_of(error))
+            return _Json({"error": error_words(error)}, _status_of(error))
 
     def health(self, request: Request) -> Response:  # noqa: ARG002
         """200 if no store has a fault, otherwise 503; with the findings."""
@@ -405,7 +405,7 @@ class _Pages:
                 finding = {
                     "rule": "unreadable",
                     "severity": _FAULT,
-                    "sentence": _words(error),
+                    "sentence": error_words(error),
                     "remedy": f"run `messagestore status {quoted(stored.path)}` on this host",
                     "sinceMs": None,
                 }
@@ -451,7 +451,7 @@ class _Pages:
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
 
     def _error(self, request: Request, stored: Stored | None, error: Exception) -> Response:
-        return self._html(request, "error.html", {"store": stored, "error": _words(error)}, _status_of(error))
+        return self._html(request, "error.html", {"store": stored, "error": error_words(error)}, _status_of(error))
 
 
 class _Json(JSONResponse):
@@ -474,12 +474,6 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
 
 def _base(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and not isinstance(error, StoreError):
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-    return str(error)
 
 
 def _status_of(error: Exception) -> int:

@@ -34,7 +34,7 @@ from pyspark_messagestore.dashboard.trends import outlook
 from pyspark_messagestore.dashboard.work import spark
 from pyspark_messagestore.monitoring.health import deleted_unread, query_of, topics_of
 from pyspark_messagestore.monitoring.history import lag_history, spans
-from pyspark_messagestore.words import command_line, count_words, quoted, time_ms, time_words
+from pyspark_messagestore.words import command_line, count_words, error_words, quoted, time_ms, time_words
 
 PAGE_COUNT = 50
 LIST_SIZE = 32 << 20
@@ -334,7 +334,7 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
             stored.reads.read(at - near)
     except (StoreError, OSError) as error:
         ahead = behind = None
-        faults.append(f"its neighbours in the log cannot be read: {error}")
+        faults.append(f"its neighbours in the log cannot be read: {error_words(error)}")
     found = {
         "message": fields,
         "compressed": bool(raw.sys_flag & SYS_FLAG_COMPRESSED),
@@ -371,7 +371,7 @@ def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], lis
     try:
         hits, faults = _hits(stored, key, RELATED_SIZE)
     except (StoreError, OSError) as error:
-        return [], [f"whether the message was retried is not known: {error}"], None
+        return [], [f"whether the message was retried is not known: {error_words(error)}"], None
     others = [each for each in hits.messages if each.physical_offset != raw.physical_offset]
     found, placed = [], _in_queues(stored, others)
     for each in sorted(others, key=lambda each: each.physical_offset):
@@ -666,7 +666,7 @@ def _readers_of(
     try:
         places += [("group", *place) for place in operator.group_places(stored.path, *queue).items()]
     except (StoreError, OSError) as error:
-        faults.append(str(error))
+        faults.append(error_words(error))
     for each in progress:
         query = query_of(store, each, only=queue, originals=stored.originals)
         faults += query.refused

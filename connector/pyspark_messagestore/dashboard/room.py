@@ -13,7 +13,7 @@ from messagestore.spi import Queue, Queues, Range, StoreReader
 from pyspark_messagestore.dashboard.asked import Asked
 from pyspark_messagestore.dashboard.stored import CONFIG, Stored
 from pyspark_messagestore.monitoring.health import LEAST_GROWTH_MS
-from pyspark_messagestore.words import expired_fields
+from pyspark_messagestore.words import error_words, expired_fields
 
 DAY_MS = 86_400_000
 SHOWN_TOPICS = 7
@@ -32,7 +32,7 @@ def log(stored: Stored, asked: Asked) -> dict[str, Any]:  # noqa: ARG001
     try:
         expired = stored.kept.get("expired", lambda: (_expired(stored), report["consumeQueues"]["queues"]))
     except (StoreError, OSError) as error:
-        faults.append(f"what gc would delete is not known: {error}")
+        faults.append(f"what gc would delete is not known: {error_words(error)}")
     return {
         "segments": segments,
         "parts": stored.kept.get("parts", lambda: _parts(stored, segments, report)).found,

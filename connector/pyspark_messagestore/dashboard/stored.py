@@ -22,7 +22,7 @@ from pyspark_messagestore.dashboard.reads import Reads
 from pyspark_messagestore.dashboard.trends import trend
 from pyspark_messagestore.monitoring.health import Facts, facts_of, ids_of, status_report
 from pyspark_messagestore.monitoring.history import LagPoint
-from pyspark_messagestore.words import message_fields
+from pyspark_messagestore.words import error_words, message_fields
 
 CONFIG = StoreConfig(message_index_enable=False)
 """Stores are opened without their index, so that a broker's store needs no settings."""
@@ -149,7 +149,7 @@ class Stored:
             try:
                 found.append(read_progress(folder, least))
             except (StoreError, OSError) as error:
-                faults.append(str(error))
+                faults.append(error_words(error))
         return found, faults
 
     # ---- what is kept until the store changes
@@ -205,7 +205,7 @@ class Stored:
                 facts = facts_of(store, [each.path for each in readable], rows["figures"], self.others, self.originals)
             groups = facts.figures["groups"]
             self.samples.add(facts.now_ms, groups)
-            facts = replace(facts, faults=[*facts.faults, *faults], group_histories=self.samples.histories())
+            facts = replace(facts, unread_checkpoints=faults, group_histories=self.samples.histories())
             found = _Overall(facts, status_report(rows["status"], facts), rows)
             return found, len(rows["queues"][0]) + len(groups)
 

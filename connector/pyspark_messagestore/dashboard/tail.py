@@ -22,7 +22,7 @@ from messagestore import ConfigError
 from messagestore.spi import Queue, Range, StoreReader
 from pyspark_messagestore.dashboard.newest import Filter, columns_of, listed
 from pyspark_messagestore.dashboard.stored import Stored
-from pyspark_messagestore.words import shown
+from pyspark_messagestore.words import error_words, shown
 
 MOST_STREAMS = 32
 MOST_WAITING = 200
@@ -177,7 +177,7 @@ class Tails:
                     return
                 for reader in readers:
                     reader.failed = True
-                    reader.add("fault", {"sentence": shown(str(error))})
+                    reader.add("fault", {"sentence": shown(error_words(error))})
                 pause.wait(2.0)
 
 

@@ -14,6 +14,7 @@ from messagestore.spi import Queue, Range, StoreReader
 from pyspark_messagestore.dashboard.asked import MOST_COUNT, Asked, number
 from pyspark_messagestore.dashboard.stored import Stored
 from pyspark_messagestore.monitoring.health import dead_letter_topics
+from pyspark_messagestore.words import error_words
 
 BATCHES = 100
 LETTERS, _LETTERS_SIZE = 200, 8 << 20
@@ -153,7 +154,7 @@ def _dead_letters(stored: Stored, batches: Sequence[Mapping[str, Any]]) -> tuple
             try:
                 found[topic] = _letters_of(stored, store, queues.get(topic, []), place, always=topic in given_up)
             except (StoreError, OSError) as error:
-                faults.append(str(error))
+                faults.append(error_words(error))
     return _Letters(found, faults), sum(each.queue_count for each in found.values())
 
 

@@ -126,6 +126,8 @@ class Facts:
     group_histories : dict of str to list of LagPoint
         How far each consumer group was behind, the oldest point first. The store has no past of groups: this is what
         somebody has kept who looks again and again, such as the dashboard.
+    unread_checkpoints : list of str
+        Which checkpoints cannot be read, and why, in words.
     """
 
     figures: dict[str, Any]
@@ -133,6 +135,7 @@ class Facts:
     queries: list[Query] = field(default_factory=list)
     dead_letters: dict[str, int] = field(default_factory=dict)
     group_histories: dict[str, list[LagPoint]] = field(default_factory=dict)
+    unread_checkpoints: list[str] = field(default_factory=list)
 
     @property
     def now_ms(self) -> int:
@@ -235,7 +238,8 @@ def status_report(status: Report, facts: Facts) -> dict[str, Any]:
     """
     (report,), faults = status
     findings = [finding.fields() for finding in findings_of(facts)]
-    return {**report, "faults": list(dict.fromkeys([*faults, *facts.faults])), "findings": findings}
+    faults = [*faults, *facts.faults, *facts.unread_checkpoints]
+    return {**report, "faults": list(dict.fromkeys(faults)), "findings": findings}
 
 
 def ids_of(store: StoreReader) -> set[str]:
@@ -334,6 +338,12 @@ def findings_of(facts: Facts) -> list[Finding]:
 def _unreadable(facts: Facts) -> Iterator[Seen]:
     for fault in facts.faults:
         yield Seen(fault, "run `messagestore verify ROOT`, which says what it is and what mends it")
+    for fault in facts.unread_checkpoints:
+        yield Seen(
+            fault,
+            "give `--checkpoint` the folder that is the query's checkpointLocation, let this user read it, or leave it "
+            "out; nothing is wrong with the store",
+        )
 
 
 _LEFT_WORDS = {

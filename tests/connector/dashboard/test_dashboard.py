@@ -20,6 +20,7 @@ from cli_runs import objects, run
 from dashboard_client import Client, Page, crawl, page
 from messagestore import BatchRequest, ConfigError, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
+from pyspark_messagestore.checkpoint import spark_checkpoint
 from pyspark_messagestore.dashboard import app, kept, looks, room, stored
 from pyspark_messagestore.dashboard.guard import MOST_AT_ONCE, Guard
 from pyspark_messagestore.dashboard.looks import LOOKS, outlook
@@ -107,6 +108,31 @@ def test_staged_files_are_told_in_words(root: Path) -> None:
     left.mkdir(parents=True, exist_ok=True)
     (left / "left-behind").write_bytes(bytes(3000))
     assert "<dt>Staged files</dt><dd>1 with 2.9 KiB, the oldest of <time" in Client(app([root]))(page).text
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_damage_of_the_store(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy was to check every byte of the store. Root may read everything, so the system's refusal is made up."""
+    missing, secret = tmp_path / "missing", checkpoint(tmp_path / "secret", [[offset("", 1)]])
+    opened = spark_checkpoint.Folder.open
+
+    def refuse(path: str) -> Any:
+        if path == str(secret):
+            raise PermissionError(13, "Permission denied", path)
+        return opened(path)
+
+    monkeypatch.setattr(spark_checkpoint.Folder, "open", refuse)
+    client = Client(app([root], [missing, secret]))
+    faults = [each for each in client("/api/v1/s/store/status").json["findings"] if each["severity"] == "fault"]
+    assert [each["sentence"].partition(" (")[0] for each in faults] == [
+        f"{missing}: found no checkpoint of a streaming query",
+        f"{secret}: Permission denied",
+    ]
+    for each in faults:
+        assert "--checkpoint" in each["remedy"] and "verify" not in each["remedy"]
+    assert str(secret) in page(client, "/s/store/readers").words
+    assert str(secret) not in page(client, "/s/store/spark").words
 
 
 def test_a_query_that_is_stuck_is_a_fault_of_the_store_that_it_reads(root: Path, tmp_path: Path) -> None:
