@@ -394,6 +394,9 @@ def _in_queues(stored: Stored, messages: Sequence[MessageExt]) -> set[int]:
                 place = store.places({queue: each.queue_offset + 1}).get(queue)
             except (ConfigError, MessageIllegalError):  # no topic that could have queues
                 continue
+            except StoreError:  # its queue cannot be read: its page says why
+                found.add(each.physical_offset)
+                continue
             if place is not None and place.size and place.physical_offset == each.physical_offset:
                 found.add(each.physical_offset)
     return found
@@ -605,7 +608,8 @@ def _query(stored: Stored, store: StoreReader, progress: Progress, now_ms: int) 
     planned = topics_of(progress)  # its first batch may not be done yet
     if not query.rows and not query.refused and (query.elsewhere or not planned):
         return None
-    points = lag_history(store, progress, now_ms)
+    unknown = bool(query.refused) and not query.rows  # it reads another store, or its topics cannot be read
+    points = [] if unknown else lag_history(store, progress, now_ms)
     oldest = min((row["oldestUnread"] for row in query.rows if row["oldestUnread"] is not None), default=None)
     return {
         "checkpoint": progress.path,
@@ -618,7 +622,7 @@ def _query(stored: Stored, store: StoreReader, progress: Progress, now_ms: int) 
         "topics": sorted({row["topic"] for row in query.rows}) or planned,
         "refused": query.refused,
         "history": [{"batchId": each.batch_id, "timeMs": each.time_ms, "lag": each.lag} for each in points],
-        "outlook": outlook(points),
+        "outlook": "" if unknown else outlook(points),
         "rows": query.rows,
     }
 

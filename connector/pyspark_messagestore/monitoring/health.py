@@ -525,6 +525,8 @@ def _late_groups(facts: Facts) -> Iterator[Seen]:
 def _refused(facts: Facts) -> Iterator[Seen]:
     for query in facts.queries:
         for reason in query.refused:
+            if reason in facts.faults:
+                continue  # it would refuse nothing, but its topic cannot be read
             yield Seen(
                 f"the query of {query.progress.path} refuses this store: {reason}",
                 "restore the store that it has read, or start it with a new checkpoint, or with failOnDataLoss=false",

@@ -10,6 +10,7 @@ from messagestore.files.counters import read_counters
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.inspect import waiting
 from messagestore.inspect.lag import Ends, lag_rows
+from messagestore.inspect.queues import telling
 from messagestore.inspect.standing import Looked, behind, broker_name, disk_size, disk_used, unproven
 from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.remembered import corrected
@@ -139,11 +140,10 @@ def _counters(view: StoreView, faults: list[str]) -> dict[str, int]:
 
 def _readable(look: Callable[[], dict[str, Any]], faults: list[str]) -> dict[str, Any] | None:
     """What a look finds; None, and a fault, if it cannot be read."""
-    try:
-        return look()
-    except (ConfigError, CorruptionError, MessageIllegalError) as error:
-        faults.append(str(error))
-        return None
+    found = None
+    with telling(faults, ConfigError, MessageIllegalError):
+        found = look()
+    return found
 
 
 def apps_of(view: StoreView) -> list[dict[str, Any]]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError
+from messagestore.errors import ConfigError, MessageIllegalError
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import RETRY_PREFIX
-from messagestore.inspect.queues import store_time
+from messagestore.inspect.queues import store_time, telling
 from messagestore.log.remembered import corrected
 from messagestore.read.group_offsets import group_offsets
 from messagestore.read.view import StoreView
@@ -37,11 +37,9 @@ def groups_of(
     for group, topics in offsets.topics_read(has_queues).items():
         for topic in topics if only is None else [only] if only in topics else []:
             committed = offsets.get(topic, group)
-            try:
+            ends: dict[int, tuple[int, int]] = {}
+            with telling(faults, ConfigError, MessageIllegalError):
                 ends = known.of(topic, committed)
-            except (ConfigError, CorruptionError, MessageIllegalError) as error:
-                faults.append(str(error))
-                continue
 
             for queue_id, (low, high) in ends.items():
                 offset = committed.get(queue_id)
@@ -143,11 +141,9 @@ def lag_rows(
         read.setdefault(topic, set()).add(queue_id)
 
     for topic in sorted(read):
-        try:
+        with telling(faults, ConfigError, MessageIllegalError):
             for queue_id, ends in known.of(topic, read[topic]).items():
                 rows.append(_lag_row(known, (topic, queue_id), ends, committed.get((topic, queue_id)), remarks))
-        except (ConfigError, CorruptionError, MessageIllegalError) as error:
-            faults.append(str(error))
     return rows, faults, remarks
 
 

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from messagestore.errors import CorruptionError, UnknownTopicError
+from messagestore.errors import CorruptionError, StoreError, StorePermissionError, UnknownTopicError
 from messagestore.format.message import BATCH_TOPIC, is_ordinary_topic
 from messagestore.read.query import queue_offset_by_time
 from messagestore.read.view import StoreView
 
 Places = dict[tuple[str, int], tuple[int, int, int]]
 """The minimum offset, the maximum offset, and the physical offset after the last message, of each queue."""
+
+
+@contextlib.contextmanager
+def telling(faults: list[str], *more: type[StoreError]) -> Iterator[None]:
+    """Add to `faults`, in words, that a file is damaged or that this user may not read it, so that a look goes on with
+    what else there is.
+
+    Parameters
+    ----------
+    more : type of StoreError
+        What else is told in this way.
+    """
+    kinds: tuple[type[StoreError], ...] = (CorruptionError, StorePermissionError, *more)
+    try:
+        yield
+    except kinds as error:
+        faults.append(str(error))
 
 
 def places_of(view: StoreView, faults: list[str], *, in_log: bool = True) -> Places:
@@ -25,15 +43,13 @@ def places_of(view: StoreView, faults: list[str], *, in_log: bool = True) -> Pla
     ends_of_queues: Places = {}
     for topic, ids in sorted(view.topics().items()):
         for queue_id in ids:
-            try:
+            with telling(faults):
                 low, high = view.bounds(topic, queue_id)
                 end = 0
                 if in_log:
                     last = view.units(topic, queue_id, max(low, high - 1), high)
                     end = int((last["physical_offset"] + last["size"]).max(initial=0))
                 ends_of_queues[(topic, queue_id)] = (low, high, end)
-            except CorruptionError as error:
-                faults.append(str(error))
     return ends_of_queues
 
 
@@ -100,7 +116,7 @@ def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tup
         created = view.files.topics.get(topic)
         ids = queue_ids_by_topic.get(topic) or range(created.write_queue_nums if created is not None else 0)
         for queue_id in ids:
-            try:
+            with telling(faults):
                 low, high = view.bounds(topic, queue_id)
                 row = {
                     "topic": topic,
@@ -114,10 +130,7 @@ def offsets_of(view: StoreView, topics: Sequence[str], at_ms: int | None) -> tup
                     offset = queue_offset_by_time(view, topic, queue_id, at_ms)
                     time_ms = store_time(view, topic, queue_id, offset) if offset < high else None
                     row |= {"offset": offset, "storeTimestamp": time_ms}
-            except CorruptionError as error:
-                faults.append(str(error))
-                continue
-            rows.append(row)
+                rows.append(row)
     return rows, faults
 
 

@@ -20,6 +20,8 @@ from cli_runs import objects, run
 from dashboard_client import Client, Page, crawl, page
 from messagestore import BatchRequest, ConfigError, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.disk import Disk
+from messagestore.files.store_root import no_access
 from pyspark_messagestore.checkpoint import spark_checkpoint
 from pyspark_messagestore.dashboard import app, kept, looks, room, stored
 from pyspark_messagestore.dashboard.guard import MOST_AT_ONCE, Guard
@@ -133,6 +135,43 @@ def test_a_checkpoint_that_cannot_be_read_is_no_damage_of_the_store(
         assert "--checkpoint" in each["remedy"] and "verify" not in each["remedy"]
     assert str(secret) in page(client, "/s/store/readers").words
     assert str(secret) not in page(client, "/s/store/spark").words
+
+
+def test_a_queue_that_may_not_be_read_is_missing_where_it_is_needed_only(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly every page was refused. Root may read everything, so the system's refusal is made up."""
+    with MessageStore.open(root, SMALL) as store:
+        assert store.put_message(Message("u", b"late", queue_id=1, keys=("k9",))).is_ok
+        folder = checkpoint(tmp_path / "query", [[offset(store.store_id, 2, 0, topic="u")]])
+    publish_offsets(root, "of-u", {("u", 1): 0}, own=True)
+    opened, secret = Disk.open, str(root / "consumequeue" / "u" / "1" / "")
+
+    def refuse(disk: Disk, path: str | Path, *, writable: bool = False) -> Any:
+        if str(path).startswith(secret):
+            raise no_access(PermissionError(13, "Permission denied", str(path)), str(path))
+        return opened(disk, path, writable=writable)
+
+    monkeypatch.setattr(Disk, "open", refuse)
+    client = Client(app([root], [folder]))
+    for look in ("status", "topics", "topic?topic=u", "readers", "group?group=of-u", "log", "search?q=-1h"):
+        assert f"{secret}/00000000000000000000: Permission denied" in page(client, f"/s/store/{look}").words, look
+    for look in (
+        "topic?topic=t",
+        "recent?topic=t",
+        "message?topic=t&queue=1&offset=1",
+        "search?q=k9",
+        "search?q=o-1",
+        "spark",
+    ):
+        page(client, f"/s/store/{look}")
+    assert "u/1 @0" in page(client, "/s/store/search?q=k9").words
+    assert "topic was deleted" not in page(client, "/s/store/search?q=k9").words
+    for look in ("recent?topic=u", "messages?topic=u&queue=1", "message?topic=u&queue=1"):
+        assert "Permission denied" in page(client, f"/s/store/{look}", 503).words
+    (fault,) = [each for each in client("/healthz").json["findings"] if each["severity"] == "fault"]
+    assert fault["rule"] == "unreadable" and "Permission denied" in fault["sentence"]
+    assert client("/api/v1/s/store/topics").json["rows"] != []
 
 
 def test_a_query_that_is_stuck_is_a_fault_of_the_store_that_it_reads(root: Path, tmp_path: Path) -> None:

@@ -485,6 +485,7 @@ def test_a_query_is_asked_about_the_store_that_it_reads(root: Path, tmp_path: Pa
     found = Client(app([root], [folder]))
     assert [each["rule"] for each in found("/healthz").json["findings"]] == ["query-refuses"]
     assert f"{folder}" in page(found, "/s/store/readers").words and "it reads store" in page(found, "/").words
+    assert "caught up" not in page(found, "/s/store/readers").words
     both = Client(app([root, other], [folder]))
     assert both("/healthz").json["findings"] == []
     assert "No checkpoint of a query that reads this store" in page(both, "/s/store/readers").words
