@@ -437,7 +437,9 @@ def _raw(stored: Stored, store: StoreReader, name: str, queue_id: int, offset: i
 
 
 def search(stored: Stored, asked: Asked) -> dict[str, Any]:
-    """The messages that a text leads to: a place, a time, an offset message id, a UNIQ_KEY or a key."""
+    """The messages that a text leads to: a place, a time, an offset message id, a UNIQ_KEY or a key. A text that is a
+    time is searched for as a key, too, in the index and in a little of the log that it does not cover.
+    """
     text = asked.get("q", "").strip()
     found: dict[str, Any] = {
         "q": text,
@@ -454,9 +456,34 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     place = _PLACE.fullmatch(text)
     if place is not None:
         return found | _at_place(stored, place["topic"], place["queue"], place["offset"])
-    if _TIME.fullmatch(text):
-        return found | _at_time(stored, time_ms("time", text))
-    return found | _with_key(stored, asked, text)
+    at_ms = None if "after" in asked else _time_of(text)
+    if at_ms is None:
+        return found | _with_key(stored, asked, text, SEARCH_SIZE)
+    at_time = found | _at_time(stored, asked, at_ms)
+    if stored.hides_keys or at_time["start"]:
+        return at_time
+    try:
+        with_key = _with_key(stored, asked, text, RELATED_SIZE)
+    except (StoreError, OSError) as error:
+        return at_time | {"faults": [*at_time["faults"], f"whether it is a key is not known: {error_words(error)}"]}
+    if not with_key["messages"] and with_key["goOn"] is None:
+        return at_time
+    faults = [*at_time["faults"], *with_key["faults"]]
+    return (
+        at_time
+        | with_key
+        | {"kind": "time", "note": at_time["note"], "keyNote": with_key.get("note", ""), "faults": faults}
+    )
+
+
+def _time_of(text: str) -> int | None:
+    """The time that a text is, in milliseconds since 1970; None: it is none. Whatever it is, it may be a key, too."""
+    if not _TIME.fullmatch(text):
+        return None
+    try:
+        return time_ms("time", text)
+    except ConfigError:
+        return None
 
 
 def _at_place(stored: Stored, name: str, queue_id: str, offset: str) -> dict[str, Any]:
@@ -465,7 +492,7 @@ def _at_place(stored: Stored, name: str, queue_id: str, offset: str) -> dict[str
     return {"kind": "place", "messages": [shown], "command": command}
 
 
-def _with_key(stored: Stored, asked: Asked, text: str) -> dict[str, Any]:
+def _with_key(stored: Stored, asked: Asked, text: str, size: int) -> dict[str, Any]:
     """The newest messages with a key, a UNIQ_KEY or a message id, as far as one search has come."""
     if stored.hides_keys:  # a hit would say that a guess is right
         raise ConfigError(
@@ -473,7 +500,7 @@ def _with_key(stored: Stored, asked: Asked, text: str) -> dict[str, Any]:
             "such as orders/1 @42 and by a time only",
             key="--mask",
         )
-    most = number(asked, "most", SEARCH_SIZE, least=1, most=SEARCH_SIZE)
+    most = number(asked, "most", size, least=1, most=SEARCH_SIZE)
     start = number(asked, "after", 0) if "after" in asked else None
 
     several = list[MessageExt]()
@@ -529,16 +556,30 @@ def _hits(stored: Stored, key: str, most: int, start: int | None = None) -> tupl
     return hits, faults
 
 
-def _at_time(stored: Stored, at_ms: int) -> dict[str, Any]:
+def _at_time(stored: Stored, asked: Asked, at_ms: int) -> dict[str, Any]:
     """The first message of each queue that was stored at a time or later, as rows."""
+    start = number(asked, "start", 0)
     with stored.opened() as store:
         rows, faults = store.offsets((), at_ms)
     rows = [row for row in rows if row["storeTimestamp"] is not None]
     rows.sort(key=lambda row: (row["storeTimestamp"], row["topic"], row["queueId"]))
-    note = "" if rows else f"No message was stored at {time_words(at_ms)} or later."
-    if len(rows) > MOST_COUNT:
-        note = f"The first {MOST_COUNT} of {len(rows):,} queues, those that got a message first."
-    return {"kind": "time", "timestamp": at_ms, "places": rows[:MOST_COUNT], "note": note, "faults": faults}
+    places, note = rows[start : start + MOST_COUNT], ""
+    if not rows:
+        note = f"No message was stored at {time_words(at_ms)} or later."
+    elif len(rows) > MOST_COUNT:
+        note = (
+            f"{start + 1:,} to {start + len(places):,} of {len(rows):,} queues, first those that got a message first."
+        )
+    return {
+        "kind": "time",
+        "timestamp": at_ms,
+        "places": places,
+        "start": start,
+        "next": start + MOST_COUNT if start + MOST_COUNT < len(rows) else None,
+        "keyNote": "",
+        "note": note,
+        "faults": faults,
+    }
 
 
 def _ends(store: StoreReader, name: str, queue_id: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import time
 import urllib.parse
 import zipfile
@@ -214,6 +215,48 @@ def test_a_time_leads_to_the_first_messages_behind_it(client: Client, root: Path
         ("orders", 0, 0),
     ]
     assert "No message was stored at" in page(client, "/s/store/search?q=2099-01-01").words
+
+
+@pytest.mark.parametrize("text", ["-10m", "2026-11-28", "2026-11-28-0007", "2026-13-45", "12:30"])
+def test_a_key_that_looks_like_a_time_is_found(client: Client, root: Path, text: str) -> None:
+    """It was taken for a time only, or refused as a wrong one: no search found its messages."""
+    with MessageStore.open(root, SMALL) as store:
+        assert store.put_message(Message("dated", b"x", queue_id=0, keys=(text,))).is_ok
+    found = client(f"/api/v1/s/store/search?q={text}").json
+    assert [each["topic"] for each in found["messages"]] == ["dated"]
+    (row,) = objects(run(*shlex.split(found["command"])[1:], "--json"))
+    assert row["keys"] == [text]
+    assert "/s/store/message?topic=dated&queue=0&offset=0" in page(client, f"/s/store/search?q={text}").links
+    if found["kind"] == "time" and text != "2026-11-28":
+        assert found["places"] or found["note"]
+    masked = Client(app([root], masks=["KEYS"]))(f"/api/v1/s/store/search?q={text}")
+    assert masked.status == 400 or not masked.json["messages"]
+
+
+def test_a_search_by_time_looks_for_a_key_in_little_of_the_log(
+    client: Client, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(columns(bodies(200, 200)), BatchRequest("more", 0))
+        assert store.put_message(Message("dated", b"x", queue_id=0, keys=("-10m",))).is_ok
+    for file in (root / "index").iterdir():
+        file.unlink()
+    monkeypatch.setattr(looks, "RELATED_SIZE", 4096)
+    found = client("/api/v1/s/store/search?q=-10m").json
+    assert (found["kind"], found["messages"]) == ("time", []) and found["places"] and found["goOn"]
+    (link,) = {link for link in page(client, "/s/store/search?q=-10m").links if "after=" in link}
+    assert "dated/0 @0" in page(client, link).words
+
+
+def test_a_search_by_time_in_very_many_queues_goes_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It showed the first 500, and there was no way to the others."""
+    monkeypatch.setattr(looks, "MOST_COUNT", 2)
+    first = page(client, "/s/store/search?q=-1h")
+    assert "1 to 2 of 3 queues" in first.words and "t/0 @0" in first.words and "orders/0 @0" not in first.words
+    (link,) = {link for link in first.links if "start=2" in link}
+    second = page(client, link)
+    assert "3 to 3 of 3 queues" in second.words and "orders/0 @0" in second.words and "t/0 @0" not in second.words
+    assert not [link for link in second.links if "start=4" in link]
 
 
 def test_a_search_that_finds_nothing_says_so(client: Client) -> None:
