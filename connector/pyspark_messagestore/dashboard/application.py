@@ -102,7 +102,8 @@ def app(
         not of its kind.
     read_limit : int
         How many bytes of messages are read in a second for searches, lists and downloads, of all stores and for all
-        clients; 0: as many as they ask for. What was not read in the last 16 seconds can be read at once.
+        clients; 0: as many as they ask for. What was not read in the last 16 seconds can be read at once. Live lists
+        read a quarter of that, all together, besides.
 
     Returns
     -------
@@ -151,7 +152,7 @@ def app(
             checks=checks,
             reads=reads,
         )
-    pages = _Pages(stores, checks)
+    pages = _Pages(stores, checks, read_limit)
     return Guard(pages.application(), token, hosts, pages.end, reads, _most_read)
 
 
@@ -174,9 +175,9 @@ def _originals(stores: Mapping[str, Stored], but: str) -> set[str]:
 class _Pages:
     """Answers requests about some stores. Starlette calls the methods in threads of its own."""
 
-    def __init__(self, stores: dict[str, Stored], checks: Checks) -> None:
+    def __init__(self, stores: dict[str, Stored], checks: Checks, read_limit: int) -> None:
         self._stores = stores
-        self.tails, self.checks = tail.Tails(), checks
+        self.tails, self.checks = tail.Tails(read_limit), checks
         # Every value is text, also where it was made by this package: `shown` leaves no control or format character.
         self._templates = Environment(
             loader=PackageLoader("pyspark_messagestore.dashboard"),

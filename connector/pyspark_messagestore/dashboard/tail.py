@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from messagestore import ConfigError
 from messagestore.spi import Queue, Range, StoreReader
 from pyspark_messagestore.dashboard.newest import Filter, columns_of, listed
+from pyspark_messagestore.dashboard.reads import Reads
 from pyspark_messagestore.dashboard.stored import Stored
 from pyspark_messagestore.words import error_words, shown
 
@@ -32,6 +33,8 @@ MOST_READ, MOST_READ_SIZE = 1000, 16 << 20
 PAUSE_S, MOST_PAUSE_S, _PAUSES = 0.1, 1.0, 4
 """How long the thread rests between two looks: four times as long as a look took, within these limits."""
 WAIT_S = 15.0
+SHARE = 4
+"""Besides what pages may read in a second, all streams together may read one part of so many of it."""
 
 
 class FullError(Exception):
@@ -50,6 +53,8 @@ class _Reader:
         self.filter, self.columns = Filter.of(asked), columns_of(asked)
         self.places: dict[Queue, int] | None = None
         self.store_id, self.failed = "", False
+        self.read_s = 0.0
+        """When messages were last read for it."""
         self.ended = False
         self._lock = threading.Lock()
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
@@ -102,10 +107,17 @@ class _Stream(StreamingResponse):
 
 
 class Tails:
-    """All open streams."""
+    """All open streams.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    read_limit : int
+        What pages may read in a second; 0: as much as anybody asks for.
+    """
+
+    def __init__(self, read_limit: int = 0) -> None:
         self._lock = threading.Lock()
+        self._reads = Reads(-(-read_limit // SHARE))
         self._readers: dict[str, list[_Reader]] = {}
         self._ended = False
 
@@ -163,8 +175,8 @@ class Tails:
                 with stored.opened() as store:
                     while readers := self._following(stored):
                         begin_s = time.monotonic()
-                        for reader in readers:
-                            _look(stored, store, reader)
+                        for reader in sorted(readers, key=lambda each: each.read_s):  # who waits for long comes first
+                            _look(stored, store, reader, self._reads)
                         took_s = time.monotonic() - begin_s
                         store.await_change(1.0)
                         # A writer at full rate changes the store all the time. Pages share the interpreter with this
@@ -189,8 +201,8 @@ async def _events(reader: _Reader) -> AsyncIterator[str]:
         yield "".join(texts) or ": still here\n\n"
 
 
-def _look(stored: Stored, store: StoreReader, reader: _Reader) -> None:
-    """Give a reader what is new for it."""
+def _look(stored: Stored, store: StoreReader, reader: _Reader, reads: Reads) -> None:
+    """Give a reader what is new for it, or leave that for a later look if the streams have read as much as they may."""
     ends = {
         queue: end
         for queue, end in store.ends([reader.topic]).queues.items()
@@ -207,13 +219,18 @@ def _look(stored: Stored, store: StoreReader, reader: _Reader) -> None:
     places = {queue: min(reader.places.get(queue, 0), end) for queue, end in ends.items()}
     grown = [queue for queue, end in ends.items() if end > places[queue]]
     new = [Range(*queue, max(places[queue], ends[queue] - MOST_READ), ends[queue]) for queue in grown]
+    if new and reads.wait_s:
+        reader.places = places
+        return
     reader.places = ends
     if not new:
         return
+    reader.read_s = time.monotonic()
     ranges = _newest(store, new)
     found = []
     for page in store.gather(ranges):
         for number, message in zip(page.queue_offsets.tolist(), page.messages(), strict=True):
+            reads.read(message.size)
             fields = listed(stored, message, number, reader.filter, reader.columns)
             if fields is not None:
                 found.append((fields["physicalOffset"], _row(fields)))

@@ -17,6 +17,7 @@ pytest.importorskip("starlette")
 from dashboard_client import Client
 from messagestore import BatchRequest, Message, MessageStore
 from pyspark_messagestore.dashboard import app, tail
+from pyspark_messagestore.dashboard.reads import Reads
 from small import SMALL, bodies, columns, filled
 
 LONG_S = 120.0
@@ -145,6 +146,34 @@ def test_what_comes_too_fast_is_counted(root: Path, monkeypatch: pytest.MonkeyPa
                 kind, data = await stream.any()
                 shown, dropped = shown + (kind == "message"), dropped + data.get("count", 0)
         assert shown + dropped == 50 and shown and dropped
+
+    told(story())
+
+
+def test_all_streams_together_read_so_many_bytes_a_second(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were outside the limit. Whoever waits misses nothing, and pages do not wait for streams."""
+    now_s = [0.0]
+    monkeypatch.setattr(tail, "Reads", lambda limit: Reads(limit, lambda: now_s[0]))
+
+    async def story() -> None:
+        client = Client(app([root], read_limit=100))
+        async with (
+            following(client, "/s/store/events?topic=t") as one,
+            following(client, "/s/store/events?topic=t") as other,
+        ):
+            for stream in (one, other):
+                await stream.next("begin")
+            with MessageStore.open(root, SMALL) as store:
+                for number in range(2):
+                    assert store.put_message(Message("t", b"%d" % number * 1000, queue_id=0)).is_ok
+                    first = [asyncio.ensure_future(stream.next("message")) for stream in (one, other)]
+                    _, waiting = await asyncio.wait(first, timeout=1.0)
+                    while waiting:  # 25 bytes a second, of which 400 are kept
+                        now_s[0] += 100.0
+                        _, waiting = await asyncio.wait(first, timeout=1.0)
+                    assert now_s[0] >= 100.0 * (number + 1)
+                    assert [each.result()["body"][0] for each in first] == [str(number)] * 2
+            assert (await client.ask("/s/store/recent?topic=t")).status == 200
 
     told(story())
 
