@@ -23,7 +23,7 @@ from messagestore.spi import Queue, Range, StoreReader
 from pyspark_messagestore.dashboard.newest import Filter, columns_of, listed
 from pyspark_messagestore.dashboard.reads import Reads
 from pyspark_messagestore.dashboard.stored import Stored
-from pyspark_messagestore.words import error_words, shown
+from pyspark_messagestore.words import count_words, error_words, shown
 
 MOST_STREAMS = 32
 MOST_WAITING = 200
@@ -265,5 +265,5 @@ def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
         "tags": shown(fields["tags"] or ""),
         "keys": shown(", ".join(fields["keys"])),
         "cells": [shown(cell) for cell in fields["cells"]],
-        "body": f"{fields['bodySize']:,} bytes" if text is None else shown(text[:200]),
+        "body": count_words(fields["bodySize"], "byte") if text is None else shown(text[:200]),
     }

@@ -606,6 +606,14 @@ def test_a_body_is_a_file_that_no_browser_opens(client: Client) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+def test_a_body_of_one_byte_is_one_byte(client: Client, root: Path) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        assert store.put_message(Message("one", b"\xff", queue_id=0)).is_ok
+    for look in ("message", "messages", "recent"):
+        words = page(client, f"/s/store/{look}?topic=one").words
+        assert "1 byte" in words and "1 bytes" not in words
+
+
 def test_a_long_body_is_cut_on_the_page_only(tmp_path: Path) -> None:
     root = tmp_path / "long"
     with MessageStore.open(root, SMALL.replace(mapped_file_size_commit_log=4 << 20, max_message_size=2 << 20)) as store:
