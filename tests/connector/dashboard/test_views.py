@@ -397,6 +397,13 @@ def test_what_retention_has_deleted_is_before_no_message(tmp_path: Path) -> None
     ]
 
 
+def test_a_group_for_which_nothing_waits_has_no_oldest_message(root: Path) -> None:
+    """It had waited for 0 ms, also if retention had deleted all that the group had not read."""
+    publish_offsets(str(root), "done", {("t", 0): 5, ("t", 1): 5})
+    words = page(Client(app([root])), "/s/store/readers").words
+    assert "done" in words and "0 ms" not in words
+
+
 @pytest.mark.parametrize(
     ("view", "before"),
     [*(("figures", before) for before in range(4)), *(("segments", before) for before in range(3)), ("status", 0)],
