@@ -137,7 +137,7 @@ def reset_offsets(
         "earliest" or "latest"; an offset, which each queue limits to what it has; a time with a time zone: the first
         message that was stored then or later.
     topics : iterable of str | None
-        The topics; None: those in which the group has offsets, but for its retry topic.
+        The topics; None: those of the store in which the group has offsets, but for its retry topic.
     execute : bool
         False: nothing is changed.
     disk : Disk | None
@@ -170,9 +170,11 @@ def reset_offsets(
     _check_to(to)
 
     with contextlib.closing(StoreView(path, StoreConfig(message_index_enable=False), disk)) as view:
-        table = group_offsets(view)
+        table, queues = group_offsets(view), view.topics()
         if topics is None:
-            topics = [topic for topic in table.topics(group) if not topic.startswith(RETRY_PREFIX)]
+            # A group has a place in a topic that it waits for, too, if it reads it from now on (`start="latest"`).
+            there = {*queues, *view.files.topics.names}
+            topics = [topic for topic in table.topics(group) if topic in there and not topic.startswith(RETRY_PREFIX)]
             if not topics:
                 raise ConfigError(
                     f"consumer group {group!r}: found no offsets in this store. Name the topics that it is to read "
@@ -181,7 +183,6 @@ def reset_offsets(
                     value=group,
                 )
 
-        queues = view.topics()
         for topic in topics:
             created = view.files.topics.get(topic)
             if not queues.get(topic) and created is not None:  # nobody has put a message yet

@@ -82,6 +82,16 @@ def test_without_topics_it_is_those_of_the_group_and_a_consumer_goes_on_there(ro
         assert sorted(message.body for message in consumer) == [b"8", b"9"]
 
 
+def test_a_topic_that_the_group_waits_for_does_not_hinder_the_others(root: Path) -> None:
+    """A consumer that begins at the end writes down a place in a topic that nobody has made yet. Every reset was refused then."""
+    with Consumer(root, "g", ["t", "later"], start="latest") as consumer:
+        assert consumer.poll() == {}
+    assert reset_offsets(root, "g", 3, execute=True) == [OffsetReset("t", 0, 5, 3), OffsetReset("t", 1, 5, 3)]
+    assert committed(root) == {("t", 0): 3, ("t", 1): 3}
+    with pytest.raises(UnknownTopicError, match="'later'"):
+        reset_offsets(root, "g", 3, ["later"])
+
+
 def test_a_group_with_a_consumer_is_not_reset_under_it(root: Path) -> None:
     """The consumer would commit its own place over the reset a moment later."""
     with Consumer(root, "g", "t") as consumer:
