@@ -70,6 +70,7 @@ from messagestore.format.message import (
     MessageExt,
     PutMessageResult,
     check_group,
+    check_retrying_group,
     check_topic,
 )
 from messagestore.format.message_columns import ArrowStream, ColumnTexts, columns_of
@@ -1282,7 +1283,7 @@ class MessageStore(ReadOnlyStore):
         (2, [0])
         """
         arguments.instance("message", message, MessageExt)
-        check_group(group)
+        check_retrying_group(group)
         if delay_level is not None and (type(delay_level) is not int or not -(1 << 31) <= delay_level < 1 << 31):
             text = f"delay level: found {delay_level!r}; allowed is None, or a whole number"
             raise MessageIllegalError(text, field="delay_time_level")

@@ -34,7 +34,7 @@ from messagestore.files.disk import Disk
 from messagestore.files.group_locks import GroupLocks
 from messagestore.format import arguments
 from messagestore.format.config import StoreConfig
-from messagestore.format.message import check_group
+from messagestore.format.message import check_retrying_group
 from messagestore.message_store import MessageStore
 from messagestore.read.view import StoreView
 
@@ -87,7 +87,7 @@ class Consumer:
     root : path
         The store's root folder.
     group : str
-        The consumer group: 1 to 255 characters of `%|a-zA-Z0-9_-`.
+        The consumer group: 1 to 248 characters of `%|a-zA-Z0-9_-`.
     topics : str or sequence of str
         The topics to read. They need not exist yet.
     pattern : str | None
@@ -171,7 +171,7 @@ class Consumer:
         self._pid = os.getpid()
 
         path = arguments.path("root", root)
-        check_group(group)
+        check_retrying_group(group)
         wanted = Topics(topics, pattern, group)
         begin_at = start_of(start)
         named = arguments.tags(tags)

@@ -369,6 +369,23 @@ def check_group(group: object) -> None:
         raise MessageIllegalError(f"group: {fault}", field="group")
 
 
+def check_retrying_group(group: object) -> None:
+    """Check that a consumer group of this name has a retry topic: `%RETRY%` and the name are the name of a folder, too.
+
+    Raises
+    ------
+    MessageIllegalError
+    """
+    check_group(group)
+    longest = MAX_GROUP_TOPIC_SIZE - len(RETRY_PREFIX)
+    if len(str(group)) > longest:
+        raise MessageIllegalError(
+            f"group: found {len(str(group))} bytes; allowed are at most {longest} for a group that consumes, because "
+            f"the topic of its retries, {RETRY_PREFIX} and its name, has at most {MAX_GROUP_TOPIC_SIZE} bytes",
+            field="group",
+        )
+
+
 def _name_fault(name: object, limit: int) -> str | None:
     if not isinstance(name, str):
         return f"found {type(name).__name__}; allowed is text"

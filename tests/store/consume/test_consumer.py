@@ -703,6 +703,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"group": "a b"}, MessageIllegalError, "allowed are the characters"),
     ({"group": None}, MessageIllegalError, "group: found NoneType"),
     ({"group": "CID_RMQ_SYS_TRANS"}, MessageIllegalError, "belong to the broker"),
+    ({"group": "g" * 249}, MessageIllegalError, "found 249 bytes; allowed are at most 248 for a group that consumes"),
     ({"topics": ()}, ConfigError, "give one or several names of topics, or a pattern"),
     ({"topics": ""}, ConfigError, "give one or several names of topics, or a pattern"),
     ({"topics": None}, ConfigError, "give one or several names of topics, or a pattern"),
