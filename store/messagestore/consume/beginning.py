@@ -40,7 +40,7 @@ class Beginning:
     grows : bool
         A pattern finds the topics: a group that has begun in one of them has begun in those that are made later.
     record : callable
-        Records a beginning that nobody could find again, in topics in which the group has none.
+        Records a beginning that nobody could find again, in topics in which the group has none. Says if it could.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Beginning:
         view: StoreView,
         progress: GroupProgress,
         start: str | int,
-        record: Callable[[Mapping[Queue, int]], None],
+        record: Callable[[Mapping[Queue, int]], bool],
         *,
         grows: bool,
     ) -> None:
@@ -57,7 +57,9 @@ class Beginning:
         self._start = start
         self._record = record
         self._grows = grows
-        self._begun: dict[Queue, int] = {}
+        self._begun_topics: set[str] = set()
+        self._unrecorded: dict[Queue, int] = {}
+        """Where this consumer began while a broker held the store. What is recorded goes when its topic is deleted."""
         self._retry_topic = retry_topic(progress.group)
 
     def begin(self, topics: Iterable[str]) -> None:
@@ -68,14 +70,16 @@ class Beginning:
         if self._grows and begun_before and self._start == LATEST:
             return
         self._view.refresh()
+        begun: dict[Queue, int] = {}
         for topic in sorted(set(topics) - begun_before - {self._retry_topic}):
             for queue_id in self._view.queue_ids(topic) or [0]:
                 queue = (topic, queue_id)
-                self._begun[queue] = self._view.max_offset(*queue) if self._start == LATEST else self._by_time(queue)
-        if self._grows and not self._begun:
-            self._begun[self._retry_topic, 0] = 0  # the pattern has found nothing yet, and the group has begun
-        if self._begun:
-            self._record(self._begun)
+                begun[queue] = self._view.max_offset(*queue) if self._start == LATEST else self._by_time(queue)
+        if self._grows and not begun:
+            begun[self._retry_topic, 0] = 0  # the pattern has found nothing yet, and the group has begun
+        self._begun_topics = {topic for topic, _ in begun}
+        if begun and not self._record(begun):
+            self._unrecorded = begun
 
     def cursors(self, queues: Iterable[Queue], *, created_since: bool) -> list[Cursor]:
         """Cursors for queues that are this worker's from now on.
@@ -112,8 +116,7 @@ class Beginning:
                     key="start",
                     value=self._start,
                 )
-            # What was begun is among what is committed, unless a broker holds the store.
-            position = self._begun[queue] if queue in self._begun else self._first(queue)
+            position = self._unrecorded[queue] if queue in self._unrecorded else self._first(queue)
             cursors.append(Cursor(queue, position, -1))
         return cursors
 
@@ -122,7 +125,7 @@ class Beginning:
 
         A time that is still to come counts where this consumer began with it. Another one may have begun earlier.
         """
-        if isinstance(self._start, int) and any(queue[0] == topic for topic, _ in self._begun):
+        if isinstance(self._start, int) and queue[0] in self._begun_topics:
             return self._by_time(queue)
         return self._view.min_offset(*queue)
 

@@ -399,11 +399,13 @@ class Consumer:
         if self._on_revoked is not None:
             self._on_revoked(self, queues)
 
-    def _record_beginning(self, begun: Mapping[Queue, int]) -> None:
+    def _record_beginning(self, begun: Mapping[Queue, int]) -> bool:
         try:
             self._progress.commit(begun, first=True)
         except StoreLockedError as error:
             self._tell_of_broker(error)
+            return False
+        return True
 
     # ---- progress
 

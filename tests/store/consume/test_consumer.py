@@ -259,6 +259,18 @@ def test_a_topic_of_a_pattern_that_is_made_while_the_group_is_away_is_read_from_
         assert bodies(reader.poll(10)) == {("tt", 0): [0, 1]}
 
 
+def test_a_topic_that_is_made_again_is_read_from_its_first_message_by_who_began_at_its_end(tmp_path: Path) -> None:
+    """The consumer remembered where it had begun in the topic that was deleted, and passed over as many new messages."""
+    put(tmp_path, 3)
+    with consumer(tmp_path, pattern="t", start="latest") as reader:
+        assert reader.poll() == {}
+        with MessageStore.open(tmp_path, SMALL) as store:
+            store.delete_topic("t")
+        assert reader.poll() == {}
+        put(tmp_path, 5)
+        assert bodies(reader.poll(10)) == {T0: [0, 1, 2, 3, 4]}
+
+
 def test_two_workers_of_a_pattern_begin_at_one_place(tmp_path: Path) -> None:
     """Each gets one of the topics, and neither reads what was there before."""
     for topic in ("t0", "t1"):
