@@ -392,6 +392,8 @@ def _in_queues(stored: Stored, messages: Sequence[MessageExt]) -> set[int]:
             queue = (each.topic, each.queue_id)
             try:
                 place = store.places({queue: each.queue_offset + 1}).get(queue)
+                if place is None:
+                    store.seek({queue: None})  # which says so if a file of the queue is missing, and not the message
             except (ConfigError, MessageIllegalError):  # no topic that could have queues
                 continue
             except StoreError:  # its queue cannot be read: its page says why

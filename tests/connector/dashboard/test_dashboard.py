@@ -366,6 +366,14 @@ def test_a_hit_of_a_deleted_topic_leads_to_no_message_of_the_one_that_was_made_a
     assert not any("topic=t&" in link for link in before.links)
 
 
+def test_a_hit_in_a_queue_whose_file_is_missing_is_of_no_deleted_topic(client: Client, root: Path) -> None:
+    (file,) = (root / "consumequeue" / "orders" / "0").iterdir()
+    file.unlink()
+    found = page(client, "/s/store/search?q=o-1")
+    assert "topic was deleted" not in found.words
+    assert "found no file" in page(client, "/s/store/message?topic=orders&queue=0&offset=0", 503).words
+
+
 def test_a_message_is_shown_though_the_one_behind_it_is_damaged(client: Client, root: Path) -> None:
     last = client("/api/v1/s/store/message?topic=orders&queue=0&offset=0").json["message"]["physicalOffset"]
     log = root / "commitlog" / "00000000000000000000"
