@@ -384,6 +384,15 @@ def _unproven(facts: Facts) -> Iterator[Seen]:
         )
 
 
+def _broker_waits(facts: Facts) -> Iterator[Seen]:
+    if facts.figures["brokerWaits"]:
+        yield Seen(
+            "a RocketMQ broker that is starting waits until the writers let the store go",
+            "stop the writers, such as Spark's queries and `messagestore run`, and start the broker again if it has "
+            "given up, which it does after 45 s",
+        )
+
+
 def _no_room(facts: Facts) -> Iterator[Seen]:
     if facts.used_percent >= FULL_PERCENT:
         yield Seen(
@@ -626,6 +635,14 @@ RULES = (
         "a writer, a broker or the machine died, and nobody has recovered the store",
         _not_recovered,
         f'spark_store_left{{left=~"{"|".join(_LEFT_WORDS)}"}} == 1',
+    ),
+    Rule(
+        "broker-waits",
+        WARNING,
+        "a broker cannot start, because a writer has the store open",
+        _broker_waits,
+        "spark_broker_waits == 1",
+        "0m",
     ),
     Rule("unproven", WARNING, "readers hide messages until a recovery", _unproven, "spark_unproven_messages > 0"),
     Rule(

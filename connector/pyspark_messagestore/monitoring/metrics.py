@@ -236,6 +236,7 @@ def _waiting(store: str, read: dict[str, Any]) -> Iterator[Metric]:
             "When the last message was stored, in seconds since 1970.",
             None if read["newestMs"] is None else read["newestMs"] / 1000,
         ),
+        ("spark_broker_waits", "1: a broker waits until the writers let the store go.", int(read["brokerWaits"])),
         (
             "spark_unproven_messages",
             "Messages that readers do not show until a recovery.",

@@ -478,14 +478,32 @@ def _probe(path: str, kind: int) -> Holder | None:
 
 def _listed(path: str, kind: int) -> Holder | None:
     """Return the same as `_probe`, from the kernel's list of all locks, which everybody may read."""
-    info = os.stat(path, follow_symlinks=False)
-    place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    place = _place(path)
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as file:  # without it, nobody is known
         for line in file:
             words = line.replace("->", "").split()
             if "LEASE" not in words and place in words and (kind == fcntl.F_WRLCK or "WRITE" in words):
                 return Holder(int(words[words.index(place) - 1]))
     return None
+
+
+def broker_waits(root: str) -> bool:
+    """Return whether a broker that is starting waits until a writer of this project lets the store go. Nothing is
+    locked, and the broker is not let through: this is read from the kernel's list of all locks.
+    """
+    try:
+        place = _place(os.path.join(root, LOCK_NAME))
+        with open("/proc/locks", encoding="ascii") as file:
+            return any("BREAKING" in line and place in line.split() for line in file)
+    except OSError as error:  # there is no lock file, or no such list
+        pass_on(error)
+        return False
+
+
+def _place(path: str) -> str:
+    """Return a file as the kernel's list of locks names it."""
+    info = os.stat(path, follow_symlinks=False)
+    return f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
 
 
 def _lockers(path: str, pids: Iterable[int] | None = None) -> list[tuple[int, bool]]:

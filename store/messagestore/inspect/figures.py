@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError
+from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError, StorePermissionError
 from messagestore.files.counters import read_counters
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.inspect import waiting
 from messagestore.inspect.lag import Ends, lag_rows
-from messagestore.inspect.queues import telling
 from messagestore.inspect.standing import Looked, behind, broker_name, disk_size, disk_used, unproven
 from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.remembered import corrected
@@ -53,6 +52,7 @@ def figures_of(view: StoreView, looked: Looked | None = None) -> dict[str, Any]:
         "storeId": view.store_id,
         "brokerName": broker_name(view, faults),
         "left": looked.standing["left"],
+        "brokerWaits": looked.standing["heldBy"]["brokerWaits"],
         "unproven": unproven(view),
         "nowMs": now_ms,
         "newestMs": waiting.newest_ms(view, {} if newest is None else {newest: own[newest][1]}),
@@ -140,10 +140,11 @@ def _counters(view: StoreView, faults: list[str]) -> dict[str, int]:
 
 def _readable(look: Callable[[], dict[str, Any]], faults: list[str]) -> dict[str, Any] | None:
     """What a look finds; None, and a fault, if it cannot be read."""
-    found = None
-    with telling(faults, ConfigError, MessageIllegalError):
-        found = look()
-    return found
+    try:
+        return look()
+    except (ConfigError, CorruptionError, MessageIllegalError, StorePermissionError) as error:
+        faults.append(str(error))
+        return None
 
 
 def apps_of(view: StoreView) -> list[dict[str, Any]]:

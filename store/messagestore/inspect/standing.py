@@ -9,7 +9,7 @@ from typing import Any
 from messagestore.errors import CorruptionError
 from messagestore.files.recoveries import read_recoveries
 from messagestore.files.state import State, boot_hash
-from messagestore.files.writer_lock import probe_attached, probe_java, probe_writer
+from messagestore.files.writer_lock import broker_waits, probe_attached, probe_java, probe_writer
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.inspect.queues import Places, by_topic, places_of
 from messagestore.log.batch_search import batches_from, read_batch
@@ -120,6 +120,7 @@ def _holders(view: StoreView) -> dict[str, Any]:
     return {
         "broker": None if broker is None else broker.words,
         "brokerPid": broker.pid if broker is not None and broker.pid > 0 else None,
+        "brokerWaits": broker_waits(root),
         "writer": probe_writer(view.files.paths.writer_lock),
         "server": probe_writer(view.files.paths.serve_lock),
         "attached": broker is None and probe_attached(root),

@@ -472,7 +472,9 @@ def test_status_of_a_closed_store(root: Path) -> None:
         assert words in text
     (found,) = objects(run("status", root, "--json"))
     assert found["storeId"] == json.loads((root / "spark" / "store.json").read_text())["storeId"]
-    assert found["heldBy"] == {"broker": None, "brokerPid": None, "writer": None, "server": None, "attached": False}
+    assert found["heldBy"] == {
+        "broker": None, "brokerPid": None, "brokerWaits": False, "writer": None, "server": None, "attached": False
+    }  # fmt: skip
     assert found["abort"] == {"present": False, "ours": False, "content": None}
     assert found["state"]["visibleEnd"] == found["state"]["cleanEnd"] == found["commitLog"]["maxOffset"]
     assert found["state"]["clean"] is True

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +28,7 @@ from messagestore.files.disk import Disk
 from messagestore.files.state import StateFile
 from messagestore.format.layout import STATE_POISONED
 from messagestore.spi.local import LOCAL_STORES
+from processes import starting_broker
 from pyspark_messagestore.monitoring import alerts, health
 from pyspark_messagestore.monitoring.health import FAULT, RULES, WARNING, Finding, facts_of, findings_of
 from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled
@@ -213,6 +217,38 @@ def test_a_disk_that_is_full_soon(root: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Disk, "free", lambda *_: 1 << 40)
     assert "full-soon" not in found(root.with_name("busy"))
+
+
+def test_a_broker_that_waits_for_a_writer(root: Path) -> None:
+    """The writer is stopped, so it does not let go, and the broker's `open` waits in the kernel."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _HOLDS, str(root)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        assert "broker-waits" not in found(root)
+        writer.send_signal(signal.SIGSTOP)
+        with starting_broker(root):
+            until_s = time.monotonic() + 60
+            while "broker-waits" not in (findings := found(root)):
+                assert time.monotonic() < until_s
+            assert "waits until the writers let the store go" in findings["broker-waits"].sentence
+            assert "a broker that is starting" in run("status", root).output
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    assert "broker-waits" not in found(root)
+
+
+_HOLDS = """
+import sys, time
+from messagestore import MessageStore
+with MessageStore.open(sys.argv[1]) as store:
+    print("open", flush=True)
+    time.sleep(600)
+"""
 
 
 def test_what_readers_do_not_show(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def status_lines(report: dict[str, Any]) -> None:
         *([("broker", report["brokerName"])] if report["brokerName"] is not None else []),
         ("held by", _holder_words(report["heldBy"])),
         *([("served by", report["heldBy"]["server"])] if report["heldBy"]["server"] is not None else []),
+        *([("waits for it", "a broker that is starting")] if report["heldBy"]["brokerWaits"] else []),
         ("left", _LEFT_WORDS[report["left"]]),
     ]
     if report["state"] is not None:
