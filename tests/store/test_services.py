@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -116,3 +119,47 @@ def test_a_second_session_shares_the_services(tmp_path: Path, calls: list[str]) 
     assert not services.stopped
     second.close()
     assert services.stopped
+
+
+def test_a_stop_that_was_interrupted_waits_for_the_thread_the_second_time() -> None:
+    """Up to Python 3.12, a thread whose `join` was interrupted counts as ended: it wrote `spark/journal` after the lock
+    was another process's.
+    """
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(ServiceThread):
+        def run(self) -> None:
+            begun.set()
+            may_end.wait(30)
+            time.sleep(0.2)
+            ended.set()
+
+    class InterruptError(Exception):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise InterruptError
+
+    def send() -> None:
+        while not service._stopped:
+            time.sleep(0.001)
+        time.sleep(0.1)  # by now, `stop` waits for the thread
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    service = Slow("slow")
+    service.start()
+    assert begun.wait(30)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        sender = threading.Thread(target=send)
+        sender.start()
+        with pytest.raises(InterruptError):
+            service.stop()
+        sender.join()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not ended.is_set()
+
+    may_end.set()
+    service.stop()
+    assert ended.is_set()

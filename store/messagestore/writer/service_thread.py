@@ -47,6 +47,9 @@ class ServiceThread(ABC):
         """Released whenever there may be something to do. The thread takes it again, or after an interval."""
         self._stopped = False
         self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
+        """Set unless the thread runs."""
+        self._idle.set()
 
     @abstractmethod
     def run(self) -> None:
@@ -79,8 +82,12 @@ class ServiceThread(ABC):
         with self._mutex:
             if self._thread is not threading.current_thread():
                 return
+            self._idle.clear()
         _own.serves = True
-        self.run()
+        try:
+            self.run()
+        finally:
+            self._idle.set()
 
     def wake_thread(self) -> None:
         """Wake the thread, because there may be something to do."""
@@ -103,7 +110,10 @@ class ServiceThread(ABC):
         thread = self._thread
         if thread is not None and thread is not threading.current_thread() and thread.ident is not None:
             thread.join(STOP_TIMEOUT_S)  # without a number, it was interrupted before it was started, and never runs
+            self._idle.wait(STOP_TIMEOUT_S)  # up to Python 3.12, a thread whose `join` was interrupted counts as ended
 
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
         self._mutex, self._work = threading.Lock(), held_lock()
+        self._idle = threading.Event()
+        self._idle.set()
