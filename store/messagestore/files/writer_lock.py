@@ -618,7 +618,12 @@ class WriterLock(LockFile):
         file = self._open()
         kept = max(0, _kept(file) - _BLOCK_SIZE)
         if kept:
-            os.ftruncate(file.fileno(), _NOTE_SIZE + kept)  # only what becomes shorter loses blocks behind its end
+            try:
+                os.ftruncate(file.fileno(), _NOTE_SIZE + kept)  # only what becomes shorter loses blocks behind its end
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                return 0  # this process may write no file of that size (RLIMIT_FSIZE), which more room does not help
             os.ftruncate(file.fileno(), _NOTE_SIZE)
         return kept
 

@@ -848,3 +848,20 @@ def test_a_store_is_not_made_on_a_file_system_without_an_inode(
 
     with MessageStore.open(tmp_path / "store") as store:
         assert store.put_message(Message("gates", b"B12", queue_id=0)).queue_offset == 0
+
+
+def test_what_is_kept_does_not_hide_that_this_process_may_write_no_larger_file(
+    lock_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small `ulimit -f`, a store that had to be recovered raised a bare OSError instead of the StoreFullError."""
+    lock = WriterLock(lock_path)
+    lock.keep_room(1 << 18)
+
+    def too_large(fd: int, size: int) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", too_large)
+        assert lock.give_room_up() == 0
+    assert lock.give_room_up() > 0
+    lock.close()
