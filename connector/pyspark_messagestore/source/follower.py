@@ -470,15 +470,21 @@ class Follower:
         again = bool(self._moved)  # a log that was cut or created again is recognised by what it contains now
         physical_offset, last = (0, None) if again else (start.physical_offset, start.last)
 
-        ends = {queue: end for queue, end in reached.items() if end > (0 if again else firsts.get(queue, end))}
+        # Messages that retention has deleted are passed over as if they had been read: their units may be left.
+        ends = {
+            queue: end
+            for queue, end in reached.items()
+            if again or queue in firsts
+            if end > (0 if again else start.queues.get(queue, 0))
+        }
         places = [place for place in self.store.places(ends).values() if place.size]
 
         newest = max(places, key=lambda place: place.physical_offset, default=None)
         if newest is not None and newest.end > physical_offset:
             physical_offset = newest.end
-            last = self.store.prove_last(newest.physical_offset, newest.size, with_time=True)
-            if last is not None and last.store_timestamp_ms is None:
-                last = None  # no record begins there
+            record = self.store.prove_last(newest.physical_offset, newest.size, with_time=True)
+            if record is not None:  # else retention has deleted it, and a copy may still have the one before
+                last = record if record.store_timestamp_ms is not None else None  # None: no record begins there
 
         return StreamOffset(
             self._ends.store_id,

@@ -153,6 +153,38 @@ def test_another_pattern_after_a_restart_begins_at_what_is_there(root: str) -> N
     assert found[-1] == (0, 999)
 
 
+def test_a_topic_that_is_added_after_all_of_it_was_deleted(root: str) -> None:
+    """Nothing of it is read, but where it ends counts as reached: the query stopped, as if the log had been cut."""
+    start = begun(stream(root, subscribe="other"))
+    add(root, 100, topic="gate-new", queues=1, size=200)
+    add(root, 1000, topic="unread", queues=1, size=200)
+    retain(root, 2)
+    options = {"subscribe": "other,gate-new"}
+    found, end = step(stream(root, **options), start, ALL)
+    assert (found, end["queues"]["gate-new"]) == ([], {"0": 100})
+    assert step(stream(root, **options), end, ALL) == ([], end)
+    add(root, 2, topic="gate-new", queues=1)
+    assert step(stream(root, **options), end, ALL)[0] == [(0, 100), (0, 101)]
+
+
+def test_all_messages_that_are_left_to_read_are_deleted(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The gap is told once, and nobody says that the topic was made again."""
+    add(root, 100, topic="gate-new", queues=1, size=200)
+    options = {"subscribe": "gate-new", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    reader = stream(root, **options, maxOffsetsPerTrigger="10")
+    _, end = step(reader, begun(reader))
+    add(root, 1000, topic="unread", queues=1, size=200)
+    retain(root, 2)
+    found, end = step(reader, end)
+    assert (found, end["queues"]["gate-new"]) == ([], {"0": 100})
+    assert step(reader, end) == ([], end)
+    add(root, 2, topic="gate-new", queues=1)
+    assert step(stream(root, **options), end, ALL)[0] == [(0, 100), (0, 101)]
+    assert [record.getMessage().partition(".")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        "gate-new/0: retention has deleted 90 messages, 10 to 99"
+    ]
+
+
 def test_assigned_queues_and_no_others(root: str) -> None:
     reader = stream(root, assign='{"gate-a": [3, 1], "gate-b": [0]}', startingOffsets="earliest")
     found, end = step(reader, begun(reader), ALL)
