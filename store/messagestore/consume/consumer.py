@@ -423,7 +423,7 @@ class Consumer:
         StoreLockedError
             A broker holds the store, or another worker of the group has the queue of a message. Nothing was written.
         StoreWentBackwardsError
-            As for `poll`. Nothing was written.
+            As for `poll`, or another message is in the place of one of these. Nothing was written.
         ConfigError
             A message is not one that this consumer handed out.
         CorruptionError, OSError
@@ -444,6 +444,8 @@ class Consumer:
         ------
         StoreLockedError
             Another worker of the group has the queue of a message.
+        StoreWentBackwardsError
+            Another message is in the place of one of these: the queue was made again, or the store was restored.
         ConfigError
             A message is not one that this consumer handed out, or nothing was handed out since the last commit.
 
@@ -518,7 +520,7 @@ class Consumer:
             self._assignment.cursors[queue].committed(offset)
 
     def _offsets_of(self, messages: Iterable[ConsumedMessage]) -> dict[Queue, int]:
-        offsets: dict[Queue, int] = {}
+        last: dict[Queue, ConsumedMessage] = {}
         allowed = (
             "a message that `poll` returned, several of them, or nothing, for all that were handed out. To move the "
             "group to an offset, call `seek`, and then `commit`"
@@ -536,8 +538,14 @@ class Consumer:
                     key="messages",
                     value=message,
                 )
-            offsets[message.queue] = max(offsets.get(message.queue, 0), min(message.queue_offset + 1, cursor.done))
-        return offsets
+            if message.queue not in last or message.queue_offset > last[message.queue].queue_offset:
+                last[message.queue] = message
+        for message in last.values():
+            self._reader.check_still_there(message)
+        return {
+            queue: min(message.queue_offset + 1, self._assignment.cursors[queue].done)
+            for queue, message in last.items()
+        }
 
     def _commit(self, offsets: Mapping[Queue, int]) -> None:
         new = self._new(offsets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from messagestore.consume.cursor import Cursor, Place
-from messagestore.consume.messages import Block, Returns
+from messagestore.consume.messages import Block, ConsumedMessage, Returns
 from messagestore.consume.progress import Queue
 from messagestore.errors import OffsetOutOfRangeError, StoreWentBackwardsError
 from messagestore.format.javahash import java_hash
@@ -115,6 +115,16 @@ class QueueReader:
         if last is not None and self._place(cursor.queue, last[0]) not in (last[1], None):
             raise self.went_back(cursor, end)
         return end
+
+    def check_still_there(self, message: ConsumedMessage) -> None:
+        """Refuse a message in whose place another one is: whoever has that one has not committed it."""
+        topic, queue_id = message.queue
+        place = self._place(message.queue, message.queue_offset)
+        if place not in ((message.physical_offset, message.store_timestamp_ms), None):
+            raise StoreWentBackwardsError(
+                f"{topic}/{queue_id}: message {message.queue_offset} is another one than the one that was handed out. "
+                f"The queue was made again, or the store was restored. Nothing was committed"
+            )
 
     def went_back(self, cursor: Cursor, end: int) -> StoreWentBackwardsError:
         """The error for a queue that ends at `end`, and is not the one that was read."""

@@ -631,6 +631,24 @@ def test_a_queue_that_was_made_again_before_a_message_was_handed_out_is_refused(
     assert progress(tmp_path) == {}
 
 
+def test_a_message_of_a_deleted_topic_commits_none_of_the_topic_that_was_made_again(tmp_path: Path) -> None:
+    """Who works on old messages while new ones are handed out moved the group past new ones that nobody was done with."""
+    put(tmp_path, 3)
+    with consumer(tmp_path, pattern="t") as reader:
+        old = reader.poll()[T0]
+        with MessageStore.open(tmp_path, SMALL) as store:
+            store.delete_topic("t")
+        assert reader.poll() == {}
+        put(tmp_path, 5)
+        new = reader.poll(10)[T0]
+        for commit in (reader.commit, reader.positions):
+            with pytest.raises(StoreWentBackwardsError, match="t/0: message 2 is another one"):
+                commit(old)
+        assert progress(tmp_path) == {}
+        reader.commit(new[0])
+        assert progress(tmp_path) == {0: 1}
+
+
 def test_a_topic_that_is_made_again_with_as_many_other_queues_is_read_on(tmp_path: Path) -> None:
     """Queues that are gone, and of which nothing was handed out, are no share of the worker any more."""
     revoked: list[tuple[str, int]] = []
