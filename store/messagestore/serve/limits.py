@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from messagestore.errors import StoreError
+from messagestore.errors import ProtocolError, StoreError
 
 MIB = 1024 * 1024
 _LOOK_S = 1.0
@@ -235,7 +235,14 @@ class StagedBytes:
         ------
         BusyError
             It would be too much; nothing was counted.
+        ProtocolError
+            The file alone would be.
         """
+        if share.size + size > self._limit:
+            raise ProtocolError(
+                f"found a staged file of more than {share.size:,} bytes; allowed are {self._limit:,} for all files "
+                f"of a client (--staged). Write smaller batches or more partitions, or raise the limit"
+            )
         client = share.client
         with self._mutex:
             if client not in self._counts or self._counts[client] + size > self._limit:

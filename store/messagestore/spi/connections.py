@@ -52,7 +52,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _IDLE_S = 20.0
 """A connection that was idle for longer is not used again: the server may be closing it."""
 _TOLD_AFTER_S = 1.0
-_AGAIN = (429, 502, 503, 504)
+_AGAIN = (429, 503)
+_LOST = (502, 504)
+"""What a proxy answers that has lost the server, which may have done what it was asked for."""
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
@@ -389,10 +391,11 @@ class Connection:
         text = response.read(HEAD_LIMIT)
         try:
             error = failures.from_json(json.loads(text)["error"])
-        except (ValueError, TypeError, KeyError):
-            error = StoreUnavailableError(
-                f"{self._link.url}: answered {response.status} {response.reason}, and not as a store's server does"
-            )
+        except (ValueError, TypeError, KeyError) as fault:
+            words = f"answered {response.status} {response.reason}, and not as a store's server does"
+            if response.status in _LOST:
+                raise ConnectionError(words) from fault
+            error = StoreUnavailableError(f"{self._link.url}: {words}")
         if response.status in _AGAIN:
             retry_after = response.headers.get("Retry-After", "")
             raise _AgainError(error, float(retry_after) if retry_after.isdigit() else 0.0)

@@ -525,6 +525,21 @@ def test_a_commit_that_never_gets_an_answer_is_unknown(server: Server, monkeypat
     assert "deleted" not in str(unknown.value)  # Spark gives the batch up, and then its staged files are
 
 
+def test_a_commit_after_which_a_proxy_has_lost_the_server_is_unknown(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """It took 502 for a server that had not begun, and said that the batch was not in the log."""
+
+    def gone(self: Any) -> None:
+        self._body()
+        self.exchange.answer(502, b"Bad Gateway")
+
+    commit = commit_of(server, settings(0.3), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(services._Request, "_commit", gone)
+        with pytest.raises(CommitUnknownError, match=r"answered 502 Bad Gateway, .* may be in the log or not"):
+            commit()
+    assert commit().result.status == "appended"
+
+
 def test_a_long_commit_shows_that_it_is_alive(server: Server, monkeypatch: pytest.MonkeyPatch):
     """Otherwise the client would take the server for dead; here its patience is shorter than the commit."""
     monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.05)
