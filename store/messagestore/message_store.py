@@ -670,9 +670,10 @@ class MessageStore(ReadOnlyStore):
     def put_message(self, message: Message) -> PutMessageResult:
         """Append one message.
 
-        With SYNC_FLUSH the message is on the disk and visible to readers when this call returns. With ASYNC_FLUSH it is
-        visible to other processes a moment later, and on the disk after about `flushIntervalCommitLog` milliseconds.
-        With `transientStorePoolEnable` it is in the memory of this process first, which the result says (`committed`).
+        With SYNC_FLUSH the message is on the disk and visible to readers when this call returns; if the disk has just
+        become full, it is visible when there is room again. With ASYNC_FLUSH it is visible to other processes a moment
+        later, and on the disk after about `flushIntervalCommitLog` milliseconds. With `transientStorePoolEnable` it is
+        in the memory of this process first, which the result says (`committed`).
 
         Parameters
         ----------
