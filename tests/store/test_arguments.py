@@ -107,7 +107,6 @@ WRITES: dict[str, tuple[Call, list[Any]]] = {
         [None, "x", 5, [1], {"body": [b"x"]}, [COLUMNS, None], pa.chunked_array([[b"x"]])],
     ),
     "topic: append_batch": (lambda s, v: s.append_batch(ROWS, topic=v, queue_id=0), [None, *NO_TOPIC[1:]]),
-    "queue_id: append_batch": (lambda s, v: s.append_batch(ROWS, topic="u", queue_id=v), [None]),
     "queue id: append_batch": (lambda s, v: s.append_batch(ROWS, topic="u", queue_id=v), [*NO_NUMBERS, -1, 65536]),
     "topic: append_batch of MessageColumns": (lambda s, v: s.append_batch(COLUMNS, topic=v), ["u"]),
     "queue_id: append_batch of MessageColumns": (lambda s, v: s.append_batch([COLUMNS], queue_id=v), [0]),
