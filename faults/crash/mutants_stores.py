@@ -71,6 +71,6 @@ def put_in_the_place_of_its_own(ground: Ground) -> Iterator[Verdict]:
 MUTANTS = (
     Mutant("a store does not tell which queues were made again", patched(LocalReader, "ends", without_restarts), "a topic made again", story(surprises.made_again_as_long)),
     Mutant("a store does not tell where messages lie", patched(LocalReader, "places", nothing_lies_anywhere), "surprises", changed_under_streams),
-    Mutant("a store takes any record for the last one that was read", patched(LocalReader, "prove_last", any_crc), "surprises", changed_under_streams),
+    Mutant("a store takes any record for the last one that was read", patched(LocalReader, "prove_last", any_crc), "a backup that grows alike", story(surprises.restored_and_grown_alike)),
     Mutant("a reader does not open the folder that was put in the place of its own", without(LocalReader, "_reopen"), "a copy at the path", put_in_the_place_of_its_own),
 )  # fmt: skip

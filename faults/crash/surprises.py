@@ -40,6 +40,7 @@ from messagestore.spi import STORES
 from pyspark_messagestore.options.table import source_options
 from pyspark_messagestore.source.readers import StreamReader
 from pyspark_messagestore.source.schema import Projection
+from small import ClockDisk
 
 CONFIG = ROOMY.replace(mapped_file_size_commit_log=16 * 1024, mapped_file_size_consume_queue=20 * 50)
 _COLUMNS = Projection.of(StructType().add("body", "binary"))
@@ -552,6 +553,38 @@ def restored_before_the_tasks(folder: Path) -> Verdict:
         pass
     stream.reader.stop()
     die(world.root)
+    return verdict
+
+
+def restored_and_grown_alike(folder: Path) -> Verdict:
+    """A backup is restored, and what is put then has the places, sizes and store times of what went with the old store.
+
+    Only the bytes differ, and the query must say so. The clock was set back, as with an image of a machine.
+    """
+    verdict, root, backup = Verdict(), folder / "store", folder / "backup"
+
+    def puts(word: bytes) -> None:
+        with MessageStore.open(root, CONFIG, disk=ClockDisk(1_700_000_000_000)) as store:
+            store.create_topic("u", 1)
+            for number in range(20):
+                store.put_message(Message("t", b"%s/%d" % (word, number), queue_id=0))
+
+    puts(b"kept")
+    shutil.copytree(root, backup)
+    puts(b"gone")
+    stream, chance = Stream(root, lenient=False), random.Random(0)
+    while _step(stream, lambda: None, chance, verdict):
+        pass
+    verdict.lost += [f"{len(stream.delivered)} of 40 messages were read"] * (len(stream.delivered) != 40)
+
+    shutil.rmtree(root)
+    shutil.copytree(backup, root)
+    puts(b"come")
+    while _step(stream, lambda: None, chance, verdict):
+        pass
+    stream.reader.stop()
+    verdict.lost += ["20 messages never arrived, in silence"] * (not stream.stopped)
+    die(root)
     return verdict
 
 
