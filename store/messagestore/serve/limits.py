@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections import defaultdict
@@ -13,6 +14,20 @@ from messagestore.errors import ProtocolError, StoreError
 
 MIB = 1024 * 1024
 _LOOK_S = 1.0
+_M_ARENA_MAX = -8
+"""glibc's malloc.h."""
+_HEAPS = 2
+
+
+def keep_few_heaps() -> None:
+    """Let all threads of this process share two heaps of the C library, where that is glibc.
+
+    It would give eight for each processor to the threads, and each heap keeps what was freed in it: some 270 MB of a
+    server that has appended large batches and then has 64 readers.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, _HEAPS)
 
 
 @dataclass(frozen=True, slots=True)

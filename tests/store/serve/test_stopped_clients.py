@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -192,3 +195,41 @@ def test_64_readers_that_stop_take_no_more_memory_than_the_server_may(root: str)
     finally:
         process.kill()
         process.communicate()
+
+
+_HEAPS_OF_THREADS = """
+import ctypes, re, sys, threading
+from messagestore.serve.limits import keep_few_heaps
+
+if sys.argv[1] == "few":
+    keep_few_heaps()
+met, held = threading.Barrier(12), []
+
+def take():
+    held.append([bytearray(3000) for _ in range(100)])
+    met.wait(60)
+
+threads = [threading.Thread(target=take) for _ in range(12)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(libc.fopen(sys.argv[2].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+print(len(re.findall("<heap ", open(sys.argv[2]).read())))
+"""
+
+
+def test_the_threads_of_a_server_share_few_heaps(tmp_path: Path) -> None:
+    """Each heap keeps what is freed in it: a server that had appended large batches kept 270 MB with 64 readers."""
+    if not hasattr(ctypes.CDLL(None), "malloc_info"):
+        pytest.skip("the C library is not glibc")
+
+    def heaps(word: str) -> int:
+        program = [sys.executable, "-c", _HEAPS_OF_THREADS, word, str(tmp_path / word)]
+        return int(subprocess.run(program, check=True, capture_output=True, text=True, timeout=120).stdout)
+
+    assert heaps("few") <= 2 < heaps("many")

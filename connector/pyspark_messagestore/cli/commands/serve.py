@@ -125,6 +125,7 @@ def serve(
         ) from None
 
     path, (host, port) = path_of(root), address_of(listen, _ADDRESS)
+    limits.keep_few_heaps()
     served = lifecycle.ServedStore(
         path,
         config_of(store_config),
