@@ -214,31 +214,21 @@ def test_a_large_file_that_is_over_the_limit_says_so(setting: Setting, monkeypat
     """It is not kept to be sent again, so the task fails; with the words of the server, not of a broken connection."""
     monkeypatch.setattr(clients, "KEPT_SIZE", 1)
     monkeypatch.setattr(clients, "_FIRST_SIZE", 1)
-    writer = setting.writer()
     with setting.service.staged.share("a") as other:
         other.take(LIMIT - 5_000)
-        with (
-            writer.stage(Write("0", "k"), writer.prepare().store_id) as staging,
-            pytest.raises(StoreUnavailableError, match=r"client a has staged .*--staged.* has to be run again"),
-        ):
-            write_on(staging)
-    assert setting.files() == []
+        refused(setting, StoreUnavailableError, "client a has staged .*--staged.* has to be run again")
 
 
 def test_a_file_that_can_never_fit_is_refused_at_once(setting: Setting) -> None:
     """It was sent again until `retryTimeout` was over, and then said that there was no answer."""
-    writer = setting.writer()
-    with (
-        writer.stage(Write("0", "k"), writer.prepare().store_id) as staging,
-        pytest.raises(ProtocolError, match=r"a staged file of more than [\d,]+ bytes; allowed are 25,000 .*--staged"),
-    ):
-        write_on(staging)
+    refused(setting, ProtocolError, r"a staged file of more than [\d,]+ bytes; allowed are 25,000 .*--staged")
+
+
+def refused(setting: Setting, kind: type[Exception], words: str) -> None:
+    """Write rows until they are refused: what is on its way hides that for some megabytes. No file is left."""
+    writer, some = setting.writer(), rows()
+    with writer.stage(Write("0", "k"), writer.prepare().store_id) as staging, pytest.raises(kind, match=words):  # noqa: PT012
+        for _ in range(5000):
+            staging.write(some)
+        staging.finish()
     assert setting.files() == []
-
-
-def write_on(staging: Any) -> None:
-    """Write rows until they are refused: what is on its way hides that for some megabytes."""
-    some = rows()
-    for _ in range(5000):
-        staging.write(some)
-    staging.finish()
