@@ -86,7 +86,7 @@ def _do_all(
                 do_step(store, step, promise, config)
                 break
             except StoreFullError:
-                if step == ("close",):
+                if step == ("close",) and not config.transient_store_pool_enable:
                     store = None  # it is closed; the next one closes the rest
             except StorePoisonedError as error:
                 if step[0] in ("put", "puts"):

@@ -10,14 +10,14 @@ from unittest import mock
 
 from crash.harness import die
 from crash.mutants_numbers import named
-from crash.planting import Mutant, kills, patched
+from crash.planting import Mutant, kills, patched, without
 from crash.workloads import POOL
 from messagestore import Message, MessageStore, StoreFullError
 from messagestore.files.disk import Disk
 from messagestore.files.transient_store_pool import TransientStorePool
 from messagestore.puts import Puts
 from messagestore.services import Services
-from messagestore.session import AttachedStore
+from messagestore.session import AttachedStore, attached_store
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.pool_drain import PoolDrain
 
@@ -57,16 +57,35 @@ def a_kill(root: Path) -> None:
     assert seen(root) == committed, f"committed: {committed}; there: {seen(root)}"
 
 
-def a_close(root: Path) -> None:
-    """A close leaves everything in the log."""
+def an_end(root: Path) -> None:
+    """A process that ends without a close leaves everything in the log."""
     store = MessageStore.open(root, POOL)
     for number in range(3):
         put(store, number)
     try:
+        attached_store(root).detach()
+    finally:
+        die(root)
+    del store
+    assert seen(root) == [0, 1, 2], f"after the end: {seen(root)}"
+
+
+def a_close_without_room(root: Path) -> None:
+    """A close that finds no room can be called again."""
+    disk = FullDisk()
+    store = MessageStore.open(root, POOL, disk=disk)
+    put(store, 0)
+    store.flush()
+    put(store, 1)
+    disk.full = True
+    try:
+        store.close()
+    except StoreFullError:
+        disk.full = False
         store.close()
     finally:
         die(root)
-    assert seen(root) == [0, 1, 2], f"after a close: {seen(root)}"
+    assert seen(root) == [0, 1], f"after two closes: {seen(root)}"
 
 
 def many_segments(root: Path) -> None:
@@ -172,7 +191,8 @@ def says_committed(real: Any) -> Any:
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("puts are dispatched before they are committed", lambda: mock.patch.object(PoolDrain, "end", property(lambda drain: drain._writer.end.physical_offset)), "a reader beside", named(nothing_is_committed)),
     Mutant("a batch does not wait for the pool", patched(LogWriter, "finish", without_drain), "kills", kills("puts in a pool")),
-    Mutant("a close forgets the pool", patched(AttachedStore, "_make_durable", closed_without_drain), "a close", named(a_close)),
+    Mutant("the end of a process forgets the pool", patched(AttachedStore, "_make_durable", closed_without_drain), "the end of a process", named(an_end)),
+    Mutant("a close that finds no room gives the pool up", without(AttachedStore, "empty_pool"), "two closes", named(a_close_without_room)),
     Mutant("a buffer returns before its segment is committed", patched(TransientStorePool, "_copy", returned_when_full), "many segments", named(many_segments)),
     Mutant("what could not be committed counts as committed", patched(TransientStorePool, "drain", noted_before_written), "a full disk", named(a_full_disk)),
     Mutant("puts go on although nothing can be committed", patched(LogWriter, "_is_buffered", goes_on), "a full disk", named(a_full_disk)),

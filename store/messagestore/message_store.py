@@ -56,6 +56,7 @@ from messagestore.errors import (
     PutMessageStatus,
     StoreClosedError,
     StoreError,
+    StoreFullError,
 )
 from messagestore.files.disk import Disk
 from messagestore.files.store_settings import read_settings
@@ -1364,16 +1365,25 @@ class MessageStore(ReadOnlyStore):
 
         Raises
         ------
+        StoreFullError
+            The disk has no room. If only the TransientStorePool has some of the puts, the store stays open: make room
+            and call `close` again. All other puts are in the log, and become visible when the store is opened again.
         StorePoisonedError
             A sync failed in the background, or a put was interrupted, and no call has reported it yet. Messages that
             were put with ASYNC_FLUSH may be missing.
         """
         if self._closed:
             return
+        assert self._session is not None
+        try:
+            self._attached.empty_pool(self._session)
+        except StoreFullError:
+            raise  # nothing is given up yet
+        except StoreError:
+            pass  # closing the session meets it again, and lets the store go in any case
         self._closed = True
 
         session, self._session = self._session, None
-        assert session is not None
         try:
             writer = self._puts.close()
             for part in ("_half_checks", "_half_messages"):  # those that were used

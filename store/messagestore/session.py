@@ -375,6 +375,26 @@ class AttachedStore:
                 raise
             return session
 
+    def empty_pool(self, session: Session) -> None:
+        """Write to the log what only the memory of this process has, before the last session is closed.
+
+        Afterwards the writer has no pool: a put that comes before the session ends is written at once.
+
+        Raises
+        ------
+        StoreFullError
+            The disk has no room. The session stays as it is.
+        """
+        with self.mutex:
+            services, others = self.services, [other() for other in self._sessions if other() is not session]
+            if services is None or any(others) or session.writer is not services.writer:
+                return
+            writer = services.writer
+            with writer.mutex:
+                if writer.pool is not None and writer.health is Health.SOUND:
+                    writer.pool_drain.run()
+                    writer.pool = None
+
     def close_session(self, session: Session) -> None:
         """Release the store; the last session of the process detaches at once.
 
@@ -983,8 +1003,10 @@ def _detach_all() -> None:
     for store in list(_stores.values()):
         if store.pid == os.getpid():
             flush = store.flush
-            with contextlib.suppress(StoreError, OSError):
+            try:
                 store.detach()
+            except (StoreError, OSError) as error:
+                _log.warning("%s: the process ends, and could not close the store: %s", store.paths.root, error)
             if flush is not None:
                 flush.promised.join()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import messagestore.session as session
 from crash.harness import die
 from messagestore import (
     ASYNC_FLUSH,
@@ -295,16 +296,71 @@ def test_the_thread_tries_a_full_disk_again(tmp_path: Path, caplog: pytest.LogCa
     assert [each.message for each in caplog.records if "bytes of the TransientStorePool" in each.message][1:] == []
 
 
-def test_a_close_on_a_full_disk_says_what_is_lost(tmp_path: Path) -> None:
-    """The process ends with the memory, so the caller has to know. What was committed before is there."""
+def test_a_close_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
+    """The store stays open, for more puts and for another close."""
+    disk = FailingDisk()
+    store = MessageStore.open(tmp_path, SMALL_POOL, disk=disk)
+    put(store, b"first")
+    store.flush()
+    put(store, b"waits")
+    disk.number = errno.ENOSPC
+    for _ in range(2):
+        with pytest.raises(StoreFullError, match=r"TransientStorePool .* close it again"):
+            store.close()
+    disk.number = 0
+    put(store, b"later")
+    store.close()
+    with MessageStore.open(tmp_path, SMALL_POOL) as store:
+        assert read_all(store) == [b"first", b"waits", b"later"]
+    assert verify(tmp_path).ok
+
+
+def test_a_with_statement_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
+    """The next `open` of this process finds what waits."""
+    disk = FailingDisk()
+    store = MessageStore.open(tmp_path, SMALL_POOL, disk=disk)
+
+    def work() -> None:
+        with store:
+            put(store, b"first")
+            store.flush()
+            put(store, b"waits")
+            disk.number = errno.ENOSPC
+
+    with pytest.raises(StoreFullError, match="TransientStorePool"):
+        work()
+    disk.number = 0
+    with MessageStore.open(tmp_path, disk=disk) as other:
+        put(other, b"later")
+        store.close()
+        assert read_all(other) == [b"first", b"waits", b"later"]
+    assert seen(tmp_path) == [b"first", b"waits", b"later"]
+
+
+def test_one_session_of_two_closes_on_a_full_disk(tmp_path: Path) -> None:
+    """What waits is written by the session that goes on."""
+    disk = FailingDisk()
+    with MessageStore.open(tmp_path, SMALL_POOL, disk=disk) as store:
+        put(store, b"first")
+        store.flush()
+        with MessageStore.open(tmp_path, disk=disk) as other:
+            put(other, b"waits")
+            disk.number = errno.ENOSPC
+        disk.number = 0
+        put(store, b"later")
+    assert seen(tmp_path) == [b"first", b"waits", b"later"]
+
+
+def test_a_process_that_ends_on_a_full_disk_says_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = FailingDisk()
     store = MessageStore.open(tmp_path, SMALL_POOL, disk=disk)
     put(store, b"first")
     store.flush()
     put(store, b"lost")
     disk.number = errno.ENOSPC
-    with pytest.raises(StoreFullError, match="TransientStorePool"):
-        store.close()
+    session._detach_all()
+    assert "lost if the process ends" in caplog.text
+    store.close()
     disk.number = 0
     with MessageStore.open(tmp_path, SMALL_POOL) as store:
         assert read_all(store) == [b"first"]
