@@ -139,8 +139,8 @@ class StagingWriter:
         self._contents = Contents()
         self._finished = False
 
-    def write(self, chunk: Rows) -> None:
-        """Append one chunk."""
+    def write(self, chunk: Rows, data_crc: int | None = None) -> None:
+        """Append one chunk. `data_crc` is the CRC-32 of its records, if it is known."""
         arrays = [
             _one_list(chunk.starts, _INT64S),
             _list_of(chunk.run_topics),
@@ -157,12 +157,12 @@ class StagingWriter:
         ]
 
         columns = memoryview(pa.record_batch(arrays, schema=SCHEMA).serialize())
-        self._table += _PLACES.pack(*self._put(chunk.data.data), 0, *self._put(columns), 0)
+        self._table += _PLACES.pack(*self._put(chunk.data.data, data_crc), 0, *self._put(columns), 0)
         self._contents += contents_of(chunk)
 
-    def _put(self, data: memoryview | bytes) -> _Part:
+    def _put(self, data: memoryview | bytes, crc: int | None = None) -> _Part:
         """Append bytes. Small parts are written together."""
-        part = _Part(self._size, len(data), record.crc32(data))
+        part = _Part(self._size, len(data), record.crc32(data) if crc is None else crc)
         if len(data) >= _BUFFER_SIZE:
             self._flush()
             self.disk.pwrite(self._file, data, self._size)

@@ -313,7 +313,7 @@ class _Request:
                 while True:
                     frame = self._frame(take)
                     if "rows" in frame.head:
-                        staging.write(parts.unpack_rows(frame))
+                        staging.write(parts.unpack_rows(frame), frame.crcs["data"])
                     elif "finish" in frame.head:
                         break
                     elif "alive" not in frame.head:

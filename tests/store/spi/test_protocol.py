@@ -6,6 +6,7 @@ import json
 import random
 import re
 import typing
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,10 @@ def test_the_examples_are_what_is_spoken(verb: str, kind: str, found: Any):
         values.checked((some, found.get("done", {"faults": []})["faults"]), Report, verb)
     elif kind == "frame":
         text = json.dumps(found).encode()
-        head, sizes = frames.parsed_head(text)
+        head, buffers = frames.parsed_head(text)
         assert head.keys() & {"part", "rows", "stage", "finish", "alive", "done"}
-        assert sizes == dict(found.get("buffers", []))
+        said = [[name, size] if crc is None else [name, size, crc] for name, (size, crc) in buffers.items()]
+        assert said == found.get("buffers", [])
         if "stage" in head:
             bound(StoreWriter, "stage", values.from_json(head["stage"], strict=True))
 
@@ -245,7 +247,7 @@ def _filled_from(data: bytes) -> Any:
 @pytest.mark.parametrize(
     "head",
     [b"[]", b"{", b"\xff\xff", b'{"buffers": 5}', b'{"buffers": [["a", -1]]}', b'{"buffers": [["a", 1], ["a", 1]]}',
-     b'{"buffers": [[["a"], 1]]}', b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}"],
+     b'{"buffers": [[["a"], 1]]}', b'{"buffers": [["a", 1, "2"]]}', b'{"buffers": [["a", 1, 2, 3]]}', b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}"],
 )  # fmt: skip
 def test_a_head_that_is_none(head: bytes):
     with pytest.raises(ProtocolError, match="frame:"):
@@ -283,8 +285,6 @@ def changed(name: str, change: Any) -> frames.Frame:
     """A frame of rows with one buffer changed, and a CRC that is right all the same: a client that lies."""
     frame = read(rows_frame())
     frame.buffers[name] = change(frame.buffers[name].copy())
-    order = [each for each, _ in parts._BUFFERS + parts._KEYS]
-    frame.head["rows"]["crc"] = parts._crc_of([frame.buffers[each] for each in order])
     return frame
 
 
@@ -325,10 +325,24 @@ def test_rows_that_lie_are_refused(name: str, change: Any):
 
 
 def test_rows_that_were_changed_on_their_way():
+    data = bytearray(rows_frame())
+    data[-1] ^= 1
+    with pytest.raises(ProtocolError, match=r"the CRC of the buffer 'key_counts' is [0-9a-f]{8}, and its head says"):
+        read(bytes(data))
+
+
+def test_rows_without_a_crc_are_refused():
     frame = read(rows_frame())
-    frame.buffers["data"][100] ^= 1
-    with pytest.raises(ProtocolError, match="CRC"):
+    del frame.crcs["sizes"]
+    with pytest.raises(ProtocolError, match="must have a CRC"):
         parts.unpack_rows(frame)
+
+
+@pytest.mark.parametrize("size", [0, 1, frames.BLOCK, 2 * frames.BLOCK + 1])
+def test_a_buffer_has_the_crc_of_all_its_blocks(size: int):
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    found = read(b"".join(frames.packed({"a": 1}, [("x", data)], with_crcs=True)))
+    assert np.array_equal(found.buffers["x"], data) and found.crcs == {"x": zlib.crc32(data)}
 
 
 def test_random_damage_of_a_frame_is_refused_or_harmless():

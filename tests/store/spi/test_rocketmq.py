@@ -53,7 +53,7 @@ def store(broker: Broker) -> Iterator[StoreReader]:
 
 def at(broker: Broker, name: str = "", **settings: object) -> Location:
     location = Location.of(f"rocketmq://{broker.address}" + (f"/{name}" if name else ""))
-    return location.reached_by(retry_timeout_s=5.0, **settings)
+    return location.reached_by(retry_timeout_s=60.0, **settings)
 
 
 def bodies(store: StoreReader, start: int = 0, end: int = 200, **more: object) -> list[bytes]:

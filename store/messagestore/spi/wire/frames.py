@@ -2,9 +2,9 @@
 
     | u32 size | JSON head, `size` bytes | buffer | buffer | ...
 
-The size is little-endian. The head names its buffers in their order: `"buffers": [["data", 4096], ["sizes", 80]]`. The
-last frame of a stream has `done` or `error` in its head. A stream that ends without one was cut, and nothing may be
-concluded from it.
+The size is little-endian. The head names its buffers in their order: `"buffers": [["data", 4096], ["sizes", 80]]`. A
+buffer whose content nothing else protects has its CRC-32 there, too: `["data", 4096, 305419896]`. The last frame of a
+stream has `done` or `error` in its head. A stream that ends without one was cut, and nothing may be concluded from it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import ProtocolError
 from messagestore.format.json_text import bounded_json
+from messagestore.format.record import crc32
 
 _SIZE = struct.Struct("<I")
 HEAD_SIZE = _SIZE.size
@@ -34,16 +35,30 @@ Buffer = memoryview
 
 
 class Frame(NamedTuple):
-    """A head, and its buffers by name. Each buffer is `uint8[n]`, which may be written to."""
+    """A head, and its buffers by name. Each buffer is `uint8[n]`, which may be written to; `crcs` has the CRC-32 of
+    those that came with one.
+    """
 
     head: dict[str, Any]
     buffers: dict[str, NDArray[np.uint8]]
+    crcs: dict[str, int]
 
 
-def packed(head: dict[str, Any], buffers: Sequence[tuple[str, Any]] = ()) -> list[memoryview]:
+class _Announced(NamedTuple):
+    """What a head says of a buffer."""
+
+    size: int
+    crc: int | None
+
+
+def packed(
+    head: dict[str, Any], buffers: Sequence[tuple[str, Any]] = (), *, with_crcs: bool = False
+) -> list[memoryview]:
     """The bytes of a frame, in pieces that can be sent one after the other; the buffers are not copied."""
     views = [(name, memoryview(data).cast("B") if len(data) else memoryview(b"")) for name, data in buffers]
-    if views:
+    if with_crcs:
+        head = {**head, "buffers": [[name, len(view), crc32(view)] for name, view in views]}
+    elif views:
         head = {**head, "buffers": [[name, len(view)] for name, view in views]}
     text = json.dumps(head, separators=(",", ":")).encode("utf-8")
     return [memoryview(_SIZE.pack(len(text)) + text), *(view for _, view in views if len(view))]
@@ -84,9 +99,9 @@ def read(take: Callable[[memoryview], None], head_limit: int, limit: int, room: 
 
     text = bytearray(size)
     take(memoryview(text))
-    head, sizes = parsed_head(text)
+    head, announced = parsed_head(text)
 
-    total = sum(sizes.values())
+    total = sum(buffer.size for buffer in announced.values())
     if size + total > limit:
         raise ProtocolError(
             f"frame: found {size + total:,} bytes; allowed are {limit:,}. If this is one large message, start the "
@@ -94,16 +109,34 @@ def read(take: Callable[[memoryview], None], head_limit: int, limit: int, room: 
         )
     room(total)
 
-    buffers = {}
-    for name, count in sizes.items():
-        buffers[name] = np.empty(count, np.uint8)
-        if count:
-            take(buffers[name].data)
-    return Frame(head, buffers)
+    buffers, crcs = {}, {}
+    for name, (count, wanted) in announced.items():
+        buffers[name] = buffer = np.empty(count, np.uint8)
+        if wanted is None:
+            if count:
+                take(buffer.data)
+        else:
+            crcs[name] = crc = _taken(take, buffer)
+            if crc != wanted:
+                raise ProtocolError(
+                    f"frame: the CRC of the buffer {name!r} is {crc:08x}, and its head says {wanted:08x}. It was "
+                    "changed on its way; send it again"
+                )
+    return Frame(head, buffers, crcs)
 
 
-def parsed_head(text: bytes | bytearray) -> tuple[dict[str, Any], dict[str, int]]:
-    """A head without its buffers, and the sizes of these by name.
+def _taken(take: Callable[[memoryview], None], buffer: NDArray[np.uint8]) -> int:
+    """Fill a buffer; returns its CRC-32, computed block by block while the block is in the processor's cache."""
+    crc = 0
+    for start in range(0, len(buffer), BLOCK):
+        block = buffer[start : start + BLOCK].data
+        take(block)
+        crc = crc32(block, crc)
+    return crc
+
+
+def parsed_head(text: bytes | bytearray) -> tuple[dict[str, Any], dict[str, _Announced]]:
+    """A head without its buffers, and what it says of these by name.
 
     Raises
     ------
@@ -118,18 +151,19 @@ def parsed_head(text: bytes | bytearray) -> tuple[dict[str, Any], dict[str, int]
         raise ProtocolError("frame: found a head that is not a JSON object")
 
     named = head.pop("buffers", [])
-    sizes = {}
+    announced = {}
     try:
-        for name, count in named:
-            if not isinstance(name, str) or not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        for name, count, *crcs in named:
+            are_numbers = all(type(value) is int and value >= 0 for value in (count, *crcs))
+            if not isinstance(name, str) or len(crcs) > 1 or not are_numbers:
                 raise ValueError
-            sizes[name] = count
+            announced[name] = _Announced(count, crcs[0] if crcs else None)
     except (TypeError, ValueError) as error:
         raise ProtocolError("frame: `buffers` must be a list of names with sizes") from error
 
-    if len(sizes) != len(named) or len(sizes) > _MOST_BUFFERS:
+    if len(announced) != len(named) or len(announced) > _MOST_BUFFERS:
         raise ProtocolError(f"frame: found {len(named)} buffers; allowed are {_MOST_BUFFERS} with different names")
-    return head, sizes
+    return head, announced
 
 
 def numbers(frame: Frame, name: str, dtype: str) -> NDArray[Any]:
