@@ -25,6 +25,7 @@ _MOST_LINE = 64
 _LINGER_S = 1.0
 _LINGER_SIZE = 16 * 1024 * 1024
 _SMALL_BODY = 64 * 1024
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class CutError(ConnectionError):
@@ -168,8 +169,7 @@ class Exchange:
         """Answer with JSON, or with text that is given as bytes."""
         text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode("utf-8")
         kind = "text/plain; charset=utf-8" if isinstance(body, bytes) else "application/json"
-        self._head(status, [*headers, ("Content-Type", kind)], ("Content-Length", str(len(text))))
-        self._socket.sendall(text)
+        self._head(status, [*headers, ("Content-Type", kind)], ("Content-Length", str(len(text))), text)
         self.sent += len(text)
         self._finish()
 
@@ -178,22 +178,19 @@ class Exchange:
         self._in_chunks = True
         self._head(200, [*headers, ("Content-Type", "application/octet-stream")], ("Transfer-Encoding", "chunked"))
 
-    def send(self, pieces: Sequence[memoryview]) -> None:
+    def send(self, pieces: Sequence[memoryview], end: bytes = b"") -> None:
         """Send a frame."""
-        size = sum(map(len, pieces))
-        self._socket.sendall(b"%x\r\n" % size + (pieces[0] if len(pieces[0]) < frames.BLOCK else b""))
-        for block in frames.blocks(pieces[1:] if len(pieces[0]) < frames.BLOCK else pieces):
+        for block in frames.blocks([*frames.as_chunk(pieces), memoryview(end)]):
             self._socket.sendall(block)
-        self._socket.sendall(b"\r\n")
-        self.sent += size
+        self.sent += sum(map(len, pieces))
 
-    def finish(self) -> None:
-        """End the answer of a stream."""
-        self._socket.sendall(b"0\r\n\r\n")
+    def finish(self, pieces: Sequence[memoryview]) -> None:
+        """Send the last frame, and end the answer of a stream."""
+        self.send(pieces, _LAST_CHUNK)
         self._finish()
 
-    def _head(self, status: int, headers: Sequence[tuple[str, str]], size: tuple[str, str]) -> None:
-        """Send the head. The header that says how long the body is comes last: a head without it was cut."""
+    def _head(self, status: int, headers: Sequence[tuple[str, str]], size: tuple[str, str], body: bytes = b"") -> None:
+        """Send the head and a body. The header that says how long the body is comes last: a head without it was cut."""
         self.status = status
         if not self._ended and not self._chunked and self._left <= _SMALL_BODY:
             self.rest(_SMALL_BODY)  # so that the connection can be kept
@@ -204,7 +201,9 @@ class Exchange:
         if self._request.close_connection:
             lines.append("Connection: close")
         lines.append(": ".join(size))
-        self._socket.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        for block in frames.blocks([memoryview(head), memoryview(body)]):
+            self._socket.sendall(block)
 
     def _finish(self) -> None:
         if not self._ended:

@@ -374,8 +374,8 @@ class _Request:
             self.exchange.send(pieces)
 
     def _end(self, done: Any) -> None:
-        self._send(frames.packed({"done": done}))
-        self.exchange.finish()
+        with self._sending:
+            self.exchange.finish(frames.packed({"done": done}))
 
     def _pace(self, size: int) -> None:
         self.throttled_s += self.service.budget.pace(self.client, size, self._show_life)
@@ -407,8 +407,8 @@ class _Request:
 
         try:
             if self._streaming:
-                self._send(frames.packed({"error": error_json}))
-                self.exchange.finish()
+                with self._sending:
+                    self.exchange.finish(frames.packed({"error": error_json}))
             else:
                 self.exchange.answer(status, {"error": error_json}, headers)
         except OSError as gone:

@@ -10,6 +10,7 @@ Python's own client is used. It reads a body into memory that is there, and cost
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
@@ -52,6 +53,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _IDLE_S = 20.0
 """A connection that was idle for longer is not used again: the server may be closing it."""
 _TOLD_AFTER_S = 1.0
+_TCP_CORK = getattr(socket, "TCP_CORK", None)
 _AGAIN = (429, 503)
 _LOST = (502, 504)
 """What a proxy answers that has lost the server, which may have done what it was asked for."""
@@ -323,10 +325,10 @@ class Connection:
         return self.answered_value()
 
     def _send(self, verb: str, text: bytes) -> None:
-        self._connect()
         headers = {"Content-Type": "application/json", **self._headers}
-        self.was_sent = True
-        self._raw.request("POST", PREFIX + verb, body=text, headers=headers)
+        with self.together():
+            self.was_sent = True
+            self._raw.request("POST", PREFIX + verb, body=text, headers=headers)
         self._response = self._raw.getresponse()
 
     def _connect(self) -> None:
@@ -336,9 +338,21 @@ class Connection:
         assert sock is not None
         sock.settimeout(self.timeout_s)
 
-    def begin(self, verb: str) -> None:
-        """Begin a request whose body is a stream of frames."""
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Connect, and let what is sent now leave together, where the system can: what arrives alone wakes the server.
+
+        A connection on which something fails is closed, so it need not be released.
+        """
         self._connect()
+        if _TCP_CORK is not None:
+            self._raw.sock.setsockopt(socket.IPPROTO_TCP, _TCP_CORK, 1)
+        yield
+        if _TCP_CORK is not None:
+            self._raw.sock.setsockopt(socket.IPPROTO_TCP, _TCP_CORK, 0)
+
+    def begin(self, verb: str) -> None:
+        """Begin a request whose body is a stream of frames. Call it in `together`, with the first frames."""
         self.was_sent = True
         self._raw.putrequest("POST", PREFIX + verb)
         self._raw.putheader("Transfer-Encoding", "chunked")
@@ -346,18 +360,11 @@ class Connection:
             self._raw.putheader(name, value)
         self._raw.endheaders()
 
-    def send(self, pieces: list[memoryview]) -> None:
-        """Send a frame as a chunk."""
-        sock = self._raw.sock
-        sock.sendall(b"%x\r\n" % sum(map(len, pieces)) + bytes(pieces[0]))
-        for block in frames.blocks(pieces[1:]):
-            sock.sendall(block)
-        sock.sendall(b"\r\n")
-
-    def end(self) -> None:
-        """End the body, and receive the head of the answer."""
-        self._raw.sock.sendall(b"0\r\n\r\n")
-        self.receive()
+    def send(self, *frames_of: list[memoryview], ends: bool = False) -> None:
+        """Send frames as chunks; `ends` says that they are the last ones of the body."""
+        pieces = [piece for frame in frames_of for piece in frames.as_chunk(frame)]
+        for block in frames.blocks([*pieces, memoryview(b"0\r\n\r\n")] if ends else pieces):
+            self._raw.sock.sendall(block)
 
     def receive(self) -> None:
         """Receive the head of the answer, also of one that came before the body was sent."""

@@ -425,17 +425,16 @@ class RemoteStaging:
                     connection = self._connection
                     if connection is None:
                         self._attempt, connection = attempt, attempt.__enter__()
-                        connection.begin("stage")
-                        connection.send(self._first)
-                        self._connection, self._sent = connection, 0
-
-                    while self._sent < len(self._kept):
-                        connection.send(self._kept[self._sent])
-                        self._sent += 1
+                        self._sent = 0
+                        with connection.together():
+                            connection.begin("stage")
+                            self._send_on(connection, self._first, last)
+                        self._connection = connection
+                    else:
+                        self._send_on(connection, None, last)
 
                     if last is not None:
-                        connection.send(last)
-                        connection.end()
+                        connection.receive()
                         self._staged = values.checked(connection.answered_value(), StagedFile, "the answer of stage")
             except Exception as error:  # noqa: BLE001 - it is raised again unless it asks for another try
                 self._failed(attempt, error)
@@ -447,6 +446,12 @@ class RemoteStaging:
                 self._alive = threading.Thread(target=self._show_life, name="signs of life", daemon=True)
                 self._alive.start()
             return
+
+    def _send_on(self, connection: Connection, first: list[memoryview] | None, last: list[memoryview] | None) -> None:
+        """Send what was not sent yet, between the frames that begin and end the body."""
+        waiting = [frame for frame in (first, *self._kept[self._sent :], last) if frame is not None]
+        connection.send(*waiting, ends=last is not None)
+        self._sent = len(self._kept)
 
     def _failed(self, attempt: Attempt, error: Exception) -> None:
         """Prepare another try, or raise what the server said, or what broke the connection."""

@@ -28,6 +28,7 @@ MOST_VALUES = 2_000_000
 """How many values a JSON text may have."""
 BLOCK = 256 * 1024
 """So many bytes are sent or received at a time, since time-outs count for each time."""
+_TOGETHER = 64 * 1024
 _MOST_BUFFERS = 16
 
 Buffer = memoryview
@@ -64,14 +65,29 @@ def packed(
     return [memoryview(_SIZE.pack(len(text)) + text), *(view for _, view in views if len(view))]
 
 
+def as_chunk(pieces: Sequence[memoryview]) -> list[memoryview]:
+    """A frame as a chunk of an HTTP body."""
+    return [memoryview(b"%x\r\n" % sum(map(len, pieces))), *pieces, memoryview(b"\r\n")]
+
+
 def blocks(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The pieces of a frame, divided so that none has more than `BLOCK` bytes.
+    """The pieces of a frame as they are sent: large ones are divided, so that none has more than `BLOCK` bytes, and
+    small ones that follow each other are put together, since each that is sent wakes the receiver.
 
     A socket's time-out counts for all that `sendall` is given. Whoever takes a large piece slowly is not silent.
     """
+    together = bytearray()
     for piece in pieces:
+        if len(together) + len(piece) <= _TOGETHER:
+            together += piece
+            continue
+        if together:
+            yield memoryview(together)
+            together = bytearray()
         for start in range(0, len(piece), BLOCK):
             yield piece[start : start + BLOCK]
+    if together:
+        yield memoryview(together)
 
 
 def read(take: Callable[[memoryview], None], head_limit: int, limit: int, room: Callable[[int], None]) -> Frame:
