@@ -6,8 +6,8 @@
 
 The seed says which part of its cases a mode takes (`crash.turns`). Without one, it is the number of the commit, so that the
 runs of a few commits take all. Each mode is a module with `run(seconds, seed, quick) -> counts`; modes that can be divided among processes also take
-`part` (which, of how many) and `case`. One more process runs than there are cores, because some of them wait for disks
-and for Spark. The last line is computed from the results; any failure ends the run with status 1.
+`part` (which, of how many) and `case`. Two more processes run than there are cores: two wait for disks, time-outs and
+Spark while the others compute. The last line is computed from the results; any failure ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from crash.counts import Counts, again
 _ROOT = Path(__file__).resolve().parents[2]
 _MODULES = os.pathsep.join(str(_ROOT / name) for name in ("faults", "tests"))
 _JOB_LIMIT_S = 1800.0
+_WAITING = 2
+"""So many jobs that wait run beside those that compute."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Mode:
         Its share of the seconds of `make crash-deep`; 0: it counts cases, and not seconds.
     what : str
         What the mode does, for `--help`.
+    waits : bool
+        It waits for disks, time-outs or Spark for most of its time.
     """
 
     name: str
@@ -59,14 +63,13 @@ class Mode:
     parts: int
     share: float
     what: str
+    waits: bool = False
 
 
 MODES = (
-    Mode(
-        "spark", "spark_faults", 0, 0.2, "random histories of a fake Spark, and kills of a real one"
-    ),  # longest, so it is first
+    Mode("spark", "spark_faults", 0, 0.2, "random histories of a fake Spark, and kills of a real one", waits=True),
     Mode("images", "crash.images", 4, 0.35, "a kill or a power cut at every operation of every workload, in memory"),
-    Mode("power", "crash.power", 1, 0.05, "power cuts of ext4 and XFS on loop devices (needs root)"),
+    Mode("power", "crash.power", 1, 0.05, "power cuts of ext4 and XFS on loop devices (needs root)", waits=True),
     Mode("kills", "crash.kills", 1, 0.05, "SIGKILL of writers at any moment, on a real disk"),
     Mode("flips", "crash.flips", 2, 0.1, "flipped bits, and damaged sectors, pages, lengths and files"),
     Mode(
@@ -79,7 +82,14 @@ MODES = (
     Mode("deletions", "crash.deletions", 1, 0.05, "processes that delete a topic die at every operation"),
     Mode("halves", "crash.halves", 1, 0.05, "transactions interrupted by a kill or a power cut at every operation"),
     Mode("pipes", "crash.pipes", 2, 0.05, "consumers and pipes from topic to topic are killed, stopped and rebalanced"),
-    Mode("afar", "crash.afar", 3, 0.0, "faults between Spark and a store on another host, of that host and of drivers"),
+    Mode(
+        "afar",
+        "crash.afar",
+        3,
+        0.0,
+        "faults between Spark and a store on another host, of that host and of drivers",
+        waits=True,
+    ),
     Mode("model", "crash.model", 2, 0.2, "random histories of everything at once, beside a plain model"),
     Mode("mutants", "crash.mutants", 3, 0.0, "bugs planted in the store, each of which must be found"),
 )
@@ -152,8 +162,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser.add_argument(
         "--jobs",
         type=int,
-        default=min(os.cpu_count() or 2, 8) + 1,
-        help="processes at a time (default: one more than there are cores)",
+        default=min(os.cpu_count() or 2, 8) + _WAITING,
+        help=f"processes at a time (default: {_WAITING} more than there are cores)",
     )
     parser.add_argument("--part", default="", metavar="I/N", help="run one share of one mode, in this process")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to a file")
@@ -223,8 +233,11 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
                 print(f"    {job.words}: {took_s:.0f} s, {found.processor_s:.0f} s of processors", flush=True)
 
             while waiting and len(running) < options.jobs:
-                running.append(waiting.pop(0))
-                running[-1].start()
+                idle = sum(job.mode.waits for job in running) < _WAITING
+                job = next((job for job in waiting if job.mode.waits == idle), waiting[0])
+                waiting.remove(job)
+                running.append(job)
+                job.start()
             time.sleep(0.05)
 
     took_s, used_s = time.monotonic() - began_s, processor_s(resource.RUSAGE_CHILDREN)
