@@ -30,7 +30,7 @@ from messagestore.inspect.derived import IndexCheck, QueueCheck
 from messagestore.inspect.report import Finding, Progress, VerifyReport
 from messagestore.inspect.small_files import SmallFiles, rules_of
 from messagestore.log.batch_search import read_batch
-from messagestore.log.condition import Writer
+from messagestore.log.condition import Left, Writer
 from messagestore.log.refusals import refuse_to_read
 from messagestore.log.store_files import Identity, Paths, StoreFiles
 from messagestore.log.walk import Run, Walk, rows_of
@@ -121,7 +121,8 @@ class _Verifier:
         condition = rules.condition
         own = rules.state is not None and rules.state.own and condition.wrote is Writer.OURS
         self.queues = QueueCheck(files, report, rules.limit, small_files.had_queue, own=own)
-        self.index = IndexCheck(files, report, rules.limit, up_to_date=condition.up_to_date)
+        dispatched = condition.up_to_date and rules.traces.left is not Left.RECOVERING  # it rewinds the index
+        self.index = IndexCheck(files, report, rules.limit, up_to_date=dispatched)
 
         report.start = self.log.min_offset
         report.end = self._walk(report.start, rules.limit)

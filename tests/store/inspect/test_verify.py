@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from crash.imitate import Broker, another_boot
-from messagestore import BatchRequest, Message, MessageStore, NotAStoreError, StoreConfig
+from messagestore import BatchRequest, Message, MessageStore, NotAStoreError, StoreConfig, StoreFullError
 from messagestore.files.disk import Disk, File
 from messagestore.files.numbered_files import file_name
 from messagestore.files.state import State, StateFile
@@ -37,6 +37,7 @@ from messagestore.format.layout import (
 from messagestore.inspect.report import _MOST_FINDINGS
 from messagestore.inspect.verify import Finding, VerifyReport, verify
 from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.dispatch import Dispatcher
 from small import SMALL, bodies, columns, filled
 
 ONE_SEGMENT = SMALL.replace(mapped_file_size_commit_log=256 * 1024)
@@ -244,6 +245,33 @@ def test_a_killed_writer_leaves_a_whole_store(tmp_path: Path) -> None:
     assert report.ok, report.findings
     assert report.end > acknowledged[-1]
     assert any("was killed" in note for note in report.notes)
+    MessageStore.open(root).close()
+    assert checked(root).notes == []
+
+
+def test_a_recovery_that_died_midway_leaves_a_whole_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has taken keys out of the index, which look-ups then read from the log, as on a disk without room for more."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, ONE_SEGMENT) as store:
+        for _ in range(3):
+            store.put_message(Message("t", b"x", queue_id=0, keys=["k"]))
+        shutil.copytree(root, tmp_path / "killed")
+    root = tmp_path / "killed"
+    file, state = state_of(root)
+    file.write(replace(state, counter=state.counter + 1, in_flight=state.visible_end))
+
+    def full(*pieces: object) -> None:
+        raise StoreFullError("no room for an index file", path="index", needed=1, free=0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Dispatcher, "_put_index", full)
+        with pytest.raises(StoreFullError):
+            MessageStore.open(root)
+    report = checked(root)
+    assert report.ok, report.findings
+    assert "3 keys from 0 on are not in the index yet" in report.notes
+    with MessageStore.open_read_only(root) as reader:
+        assert len(reader.query_message("t", "k")) == 3
     MessageStore.open(root).close()
     assert checked(root).notes == []
 
