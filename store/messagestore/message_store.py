@@ -61,7 +61,7 @@ from messagestore.errors import (
 from messagestore.files.disk import Disk
 from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroupConfig
-from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
+from messagestore.files.topics import DEFAULT_QUEUE_NUMS, PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, record_columns
 from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
@@ -82,7 +82,7 @@ from messagestore.format.rows import Rows
 from messagestore.format.unique_key import new_unique_key
 from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.message_batch import MessageBatch
-from messagestore.puts import DEFAULT_QUEUE_NUMS, Puts
+from messagestore.puts import Puts
 from messagestore.read.ahead import Ahead
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
 from messagestore.read.view import StoreView

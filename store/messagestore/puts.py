@@ -26,7 +26,7 @@ from messagestore.errors import (
     note_statuses,
 )
 from messagestore.files.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
+from messagestore.files.topics import DEFAULT_QUEUE_NUMS, PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, javahash, record, record_columns, record_encode, rerouting
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.hosts import offset_message_id
@@ -53,7 +53,6 @@ from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.pending_puts import OnewayPut, PutFuture, in_doubt
 from messagestore.writer.statistics import clock
 
-DEFAULT_QUEUE_NUMS = 8
 _STORED = (PutMessageStatus.PUT_OK, AppendMessageStatus.PUT_OK)
 _NOTHING_WAITS: list[tuple[str, str]] = []
 _Put = TypeVar("_Put", "Message", "MessageBatch")

@@ -40,6 +40,7 @@ from messagestore.batches.plan import OwnRequest
 from messagestore.errors import CorruptionError, MessageIllegalError, StoreFullError, StoreLockedError
 from messagestore.files.consume_queue import queue_ids_of
 from messagestore.files.delay_offsets import DelayOffsets
+from messagestore.files.topics import queue_nums_again
 from messagestore.format import record_decode, record_scan, rerouting
 from messagestore.format.arrow_bytes import numpy_of
 from messagestore.format.batch_record import DELIVERY_APP
@@ -52,7 +53,7 @@ from messagestore.format.layout import (
     PROPERTY_CRC_SIZE,
     SYS_FLAG_BORN_HOST_V6,
 )
-from messagestore.format.message import DLQ_PREFIX, MAX_QUEUE_ID, RETRY_PREFIX, put_topic_fault
+from messagestore.format.message import MAX_QUEUE_ID, put_topic_fault
 from messagestore.format.properties import REAL_QID, REAL_TOPIC
 from messagestore.format.record import store_timestamp_position
 from messagestore.format.record_rows import values_of
@@ -65,7 +66,6 @@ from messagestore.writer.states import Health
 
 MAX_ROWS, MAX_SIZE = 16_384, 16 * 1024 * 1024
 """How much one batch delivers at most; puts wait meanwhile."""
-_DEFAULT_QUEUE_NUMS = 8
 _ORIGIN, _LOG_END = "delayOffset", "logEnd"
 _UNITS = 1024
 _SHORTEST_PAUSE_S = 0.01
@@ -487,8 +487,7 @@ class Delivery:
         table = self._writer.files.topics
         missing = [code for code in np.unique(codes).tolist() if table.get(topics[code]) is None]
         for code in missing:
-            least = 1 if topics[code].startswith((RETRY_PREFIX, DLQ_PREFIX)) else _DEFAULT_QUEUE_NUMS
-            table.create(topics[code], max(least, int(queue_ids[codes == code].max()) + 1))
+            table.create(topics[code], queue_nums_again(topics[code], int(queue_ids[codes == code].max())))
         if missing:
             table.save_or_drop()
 

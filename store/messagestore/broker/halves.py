@@ -42,7 +42,7 @@ from messagestore.errors import (
     StoreError,
     UnknownTopicError,
 )
-from messagestore.files.topics import TopicConfig
+from messagestore.files.topics import TopicConfig, queue_nums_again
 from messagestore.format import arguments, half_records, record
 from messagestore.format.half_records import DISCARD_TOPIC, GROUP, HALF_TOPIC, OWN_TOPICS, QUEUE_ID, OpenHalf
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
@@ -445,7 +445,7 @@ class HalfMessages:
         check_topic(half.topic)
         check_simple_topic(files, half.topic)
         if files.topics.get(half.topic) is None:  # it was deleted since the message was prepared
-            self.session.create_own_topic(half.topic, half.queue_id + 1)
+            self.session.create_own_topic(half.topic, queue_nums_again(half.topic, half.queue_id))
         return half_records.committed(log.exact(half.physical_offset, half.size), half, files.config)
 
     def _has_ended(self, view: StoreView, end: End) -> None:

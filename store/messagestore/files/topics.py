@@ -19,7 +19,7 @@ from messagestore.files.config_table import ConfigTable
 from messagestore.files.disk import Disk
 from messagestore.format import arguments
 from messagestore.format.layout import SYS_FLAG_MULTI_TAGS
-from messagestore.format.message import MAX_QUEUE_ID, Message, topic_fault
+from messagestore.format.message import GROUP_TOPIC_PREFIXES, MAX_QUEUE_ID, Message, topic_fault
 
 PERM_WRITE = 2
 PERM_READ_WRITE = 6
@@ -29,6 +29,7 @@ QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SIMPLE_QUEUE = "SimpleCQ"
 MAX_QUEUE_COUNT = MAX_QUEUE_ID + 1
+DEFAULT_QUEUE_NUMS = 8
 _MAX_PERM = 15
 
 
@@ -266,6 +267,11 @@ class Topics(ConfigTable[str, TopicConfig]):
         if topic is None or not topic.attributes:
             return False
         return (topic.attribute(CLEANUP_POLICY) or "").upper() == COMPACTION
+
+
+def queue_nums_again(topic: str, queue_id: int) -> int:
+    """How many queues a topic gets that was deleted, and is made again for a message of this queue."""
+    return max(1 if topic.startswith(GROUP_TOPIC_PREFIXES) else DEFAULT_QUEUE_NUMS, queue_id + 1)
 
 
 def _checked(topic: str, attributes: object) -> Mapping[str, str]:

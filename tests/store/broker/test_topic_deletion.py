@@ -132,6 +132,22 @@ def test_retry_topics_of_consumers_that_pop_go_too(tmp_path: Path) -> None:
         assert sorted(store.topics()) == ["%RETRY%g", "%RETRY%h_t"]
 
 
+def test_messages_that_are_still_to_come_make_a_topic_with_all_its_queues(tmp_path: Path) -> None:
+    """A half message that is committed, and a delayed one: producers may use queues from 0 to 7 as before."""
+    disk = ClockDisk(1_700_000_000_000)
+    with MessageStore.open(tmp_path / "store", SMALL, disk=disk) as store:
+        half = store.half_message(Message("halves", b"half", queue_id=2), "producers")
+        store.put_message(Message("delays", b"delayed", queue_id=2, delay_time_level=1))
+        for topic in ("halves", "delays"):
+            store.delete_topic(topic)
+        half.commit()
+        disk.now_ms += 1_000
+        assert store.deliver_delayed().count == 1
+        for topic in ("halves", "delays"):
+            assert store.max_offset(topic, 2) == 1
+            assert store.put_message(Message(topic, b"later", queue_id=7)).is_ok
+
+
 def test_recovery_brings_no_deleted_topic_back(tmp_path: Path) -> None:
     """The clean end has moved above its records before its queues go, so that nobody dispatches them again."""
     root = filled(tmp_path / "s")
