@@ -256,13 +256,17 @@ class MessageStore(ReadOnlyStore):
     @property
     def view(self) -> StoreView:
         """The internal reader, which sees everything that was put. It is no part of the stable interface."""
+        self._publish_own()
+        if self._view is None:
+            self._view = self._puts.create_view()
+        return self._view
+
+    def _publish_own(self) -> None:
+        """Make visible what was put with ASYNC_FLUSH so far: a session sees its own puts."""
         writer = self.writer
         if writer.pending and self._attached.config.flush_disk_type == ASYNC_FLUSH:
             writer.pool_drain.run()
             writer.publish()
-        if self._view is None:
-            self._view = self._puts.create_view()
-        return self._view
 
     def _is_closed(self) -> bool:
         return self._closed
@@ -1345,6 +1349,7 @@ class MessageStore(ReadOnlyStore):
         writer.check_usable()
         if services is None:
             raise StoreClosedError("the store is closed. Open it again")
+        self._publish_own()
         return services.delivery.deliver()
 
     def flush(self) -> None:

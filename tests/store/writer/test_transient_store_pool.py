@@ -31,8 +31,9 @@ from messagestore.errors import PutMessageStatus
 from messagestore.files.disk import Disk
 from messagestore.inspect.verify import verify
 from messagestore.session import AttachedStore
+from messagestore.writer.pool_drain import PoolDrain
 from messagestore.writer.states import Health
-from small import SMALL, SMALL_POOL, bodies, columns, read_all
+from small import SMALL, SMALL_POOL, ClockDisk, bodies, columns, read_all
 
 COMMITTING = SMALL_POOL.replace(
     commit_interval_commit_log=1, commit_commit_log_least_pages=0, flush_interval_commit_log=5
@@ -313,6 +314,30 @@ def test_a_close_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, SMALL_POOL) as store:
         assert read_all(store) == [b"first", b"waits", b"later"]
     assert verify(tmp_path).ok
+
+
+def test_a_close_that_is_interrupted_gives_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MessageStore.open(tmp_path, SMALL_POOL)
+    put(store, b"waits")
+
+    def interrupted(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PoolDrain, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.close()
+    store.close()
+    assert seen(tmp_path) == [b"waits"]
+
+
+def test_a_delayed_message_that_waits_in_memory_is_delivered_when_it_is_due(tmp_path: Path) -> None:
+    disk = ClockDisk(1_700_000_000_000)
+    with MessageStore.open(tmp_path, SMALL_POOL, disk=disk) as store:
+        store.put_message(Message("t", b"delayed", queue_id=0, delay_time_level=1))
+        disk.now_ms += 1_000
+        assert store.deliver_delayed().count == 1
+        assert read_all(store) == [b"delayed"]
 
 
 def test_a_with_statement_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
