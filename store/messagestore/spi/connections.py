@@ -360,9 +360,9 @@ class Connection:
             self._raw.putheader(name, value)
         self._raw.endheaders()
 
-    def send(self, *frames_of: list[memoryview], ends: bool = False) -> None:
-        """Send frames as chunks; `ends` says that they are the last ones of the body."""
-        pieces = [piece for frame in frames_of for piece in frames.as_chunk(frame)]
+    def send(self, *chunks: list[memoryview], ends: bool = False) -> None:
+        """Send frames, each as a chunk; `ends` says that they are the last ones of the body."""
+        pieces = [piece for chunk in chunks for piece in frames.as_chunk(chunk)]
         for block in frames.blocks([*pieces, memoryview(b"0\r\n\r\n")] if ends else pieces):
             self._raw.sock.sendall(block)
 
