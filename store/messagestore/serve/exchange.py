@@ -47,6 +47,8 @@ class Exchange:
         Bytes of the bodies.
     status : int
         What was answered; 0 before.
+    is_known : bool
+        Whether the client may use the server. The answer to anybody else does not wait for a body.
     paced : function
         Called with the size of each piece of the body that was taken. It may wait.
     """
@@ -57,6 +59,7 @@ class Exchange:
         self.path = request.path.decode("latin-1")
         self.client = str(request.conn.remote_addr)
         self.received = self.sent = self.status = 0
+        self.is_known = False
         self.paced: Callable[[int], None] = lambda _: None
         self._chunked = bool(request.chunked_read)
         self._left = 0 if self._chunked else max(0, int(self.header("Content-Length") or 0))
@@ -192,7 +195,7 @@ class Exchange:
     def _head(self, status: int, headers: Sequence[tuple[str, str]], size: tuple[str, str], body: bytes = b"") -> None:
         """Send the head and a body. The header that says how long the body is comes last: a head without it was cut."""
         self.status = status
-        if not self._ended and not self._chunked and self._left <= _SMALL_BODY:
+        if self.is_known and not self._ended and not self._chunked and self._left <= _SMALL_BODY:
             self.rest(_SMALL_BODY)  # so that the connection can be kept
         if not self._ended:
             self._request.close_connection = True

@@ -217,6 +217,7 @@ class _Request:
         self.client, self.allowed = self.service.access.client_of(
             self.exchange.header("Authorization"), self.exchange.client
         )
+        self.exchange.is_known = True
         check_role(self.client, self.allowed, role)
 
     # ---- small verbs

@@ -204,14 +204,18 @@ def test_a_role_allows_what_it_says(setting: Setting) -> None:
         connection.close()
 
 
-def test_a_body_is_not_read_before_the_token(setting: Setting) -> None:
+@pytest.mark.parametrize("framing", [("Transfer-Encoding", "chunked"), ("Content-Length", "1000")])
+@pytest.mark.parametrize(("path", "status"), [("/v1/stage", 401), ("/v1/no", 400)])
+def test_a_body_is_not_read_before_the_token(
+    setting: Setting, framing: tuple[str, str], path: str, status: int
+) -> None:
     """The answer comes although the client has sent nothing of the body."""
     connection = _connected(setting)
-    connection.putrequest("POST", "/v1/stage")
+    connection.putrequest("POST", path)
     connection.putheader("Messagestore-Protocol", "1-1")
-    connection.putheader("Transfer-Encoding", "chunked")
+    connection.putheader(*framing)
     connection.endheaders()
-    assert connection.getresponse().status == 401
+    assert connection.getresponse().status == status
     assert setting.server is not None and setting.server.service.budget.memory == 0
     connection.close()
 
