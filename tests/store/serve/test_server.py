@@ -238,8 +238,8 @@ def test_a_client_over_its_rate_is_slowed_down():
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients take a server for dead that is silent for half a second; one that is at work says so before."""
-    monkeypatch.setattr("messagestore.spi.connections.ANSWER_TIMEOUT_S", 0.5)
+    """Clients take a server for dead that is silent for two seconds; one that is at work says so before."""
+    monkeypatch.setattr("messagestore.spi.connections.ANSWER_TIMEOUT_S", 2.0)
     monkeypatch.setattr("messagestore.serve.limits._LOOK_S", 0.05)
     monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.1)
 
@@ -257,14 +257,14 @@ def test_a_client_over_its_rate_may_stage(root: str, size: int, rate: int):
     server = at_rate(root, rate)
     try:
         config = SMALL.replace(max_message_size=MIB)
-        count, host = 3 * rate // (size + 150), store_host_of(config)
+        count, host = 5 * rate // (size + 150), store_host_of(config)
         rows = encode(ColumnTexts(columns(bodies(count, size))), limits=config, store_host=host, born_host=host)
         writer = settings(0.1).writer(server.url, config, staging_ttl_s=60)
         begin_s = time.monotonic()
         with writer.stage(Write("0", "k"), writer.describe().store_id) as staging:
             staging.write(rows)
             assert staging.finish().row_count == count
-        assert time.monotonic() - begin_s > 1.0
+        assert time.monotonic() - begin_s > 2.5
     finally:
         server.stop()
 
@@ -296,12 +296,12 @@ def test_a_large_frame_that_is_taken_slowly_is_sent() -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_client_over_its_rate_may_read(root: str):
-    server = at_rate(root, 3_000)
+    server = at_rate(root, 1_000)
     try:
         begin_s = time.monotonic()
         parts_ = settings(0.1).reader(server.url).gather([Range("t", 0, 0, 30)])
         assert sum(len(part.sizes) for part in parts_) == 30
-        assert time.monotonic() - begin_s > 1.0
+        assert time.monotonic() - begin_s > 2.5
     finally:
         server.stop()
 
