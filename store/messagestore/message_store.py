@@ -1380,12 +1380,13 @@ class MessageStore(ReadOnlyStore):
         if self._closed:
             return
         assert self._session is not None
+        failed: StoreError | None = None
         try:
             self._attached.empty_pool(self._session)
         except StoreFullError:
             raise  # nothing is given up yet
-        except StoreError:
-            pass  # closing the session meets it again, and lets the store go in any case
+        except StoreError as error:
+            failed = error  # it is raised when the store is closed
         self._closed = True
 
         session, self._session = self._session, None
@@ -1408,6 +1409,8 @@ class MessageStore(ReadOnlyStore):
             else:
                 follower.close()
 
+        if failed is not None:
+            raise failed
         if writer.health is Health.POISONED:
             writer.check_usable()
 

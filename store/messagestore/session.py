@@ -384,12 +384,16 @@ class AttachedStore:
         ------
         StoreFullError
             The disk has no room. The session stays as it is.
+        StorePoisonedError
+            The write failed. What waits is lost.
         """
         with self.mutex:
             services, others = self.services, [other() for other in self._sessions if other() is not session]
             if services is None or any(others) or session.writer is not services.writer:
                 return
             writer = services.writer
+            if writer.pid != os.getpid():  # a forked child, which has none of the parent's memory
+                return
             with writer.mutex:
                 if writer.pool is not None and writer.health is Health.SOUND:
                     writer.pool_drain.run()

@@ -316,6 +316,21 @@ def test_a_close_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
 
 
+def test_a_close_whose_write_fails_says_so_once(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    store = MessageStore.open(tmp_path, SMALL_POOL, disk=disk)
+    put(store, b"first")
+    store.flush()
+    put(store, b"lost")
+    disk.number = errno.EIO
+    with pytest.raises(StorePoisonedError, match="could not be drained"):
+        store.close()
+    store.close()
+    disk.number = 0
+    with MessageStore.open(tmp_path, SMALL_POOL) as store:
+        assert read_all(store) == [b"first"]
+
+
 def test_a_close_that_is_interrupted_gives_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore.open(tmp_path, SMALL_POOL)
     put(store, b"waits")
