@@ -25,7 +25,6 @@ _MOST_LINE = 64
 _LINGER_S = 1.0
 _LINGER_SIZE = 16 * 1024 * 1024
 _SMALL_BODY = 64 * 1024
-_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class CutError(ConnectionError):
@@ -181,15 +180,16 @@ class Exchange:
         self._in_chunks = True
         self._head(200, [*headers, ("Content-Type", "application/octet-stream")], ("Transfer-Encoding", "chunked"))
 
-    def send(self, pieces: Sequence[memoryview], end: bytes = b"") -> None:
-        """Send a frame."""
-        for block in frames.blocks([*frames.as_chunk(pieces), memoryview(end)]):
+    def send(self, pieces: Sequence[memoryview], *, ends: bool = False) -> None:
+        """Send a frame; `ends` says that it is the last one of the answer."""
+        chunk = frames.as_chunk(pieces)
+        for block in frames.blocks([*chunk, frames.LAST_CHUNK] if ends else chunk):
             self._socket.sendall(block)
         self.sent += sum(map(len, pieces))
 
     def finish(self, pieces: Sequence[memoryview]) -> None:
         """Send the last frame, and end the answer of a stream."""
-        self.send(pieces, _LAST_CHUNK)
+        self.send(pieces, ends=True)
         self._finish()
 
     def _head(self, status: int, headers: Sequence[tuple[str, str]], size: tuple[str, str], body: bytes = b"") -> None:

@@ -363,7 +363,7 @@ class Connection:
     def send(self, *chunks: list[memoryview], ends: bool = False) -> None:
         """Send frames, each as a chunk; `ends` says that they are the last ones of the body."""
         pieces = [piece for chunk in chunks for piece in frames.as_chunk(chunk)]
-        for block in frames.blocks([*pieces, memoryview(b"0\r\n\r\n")] if ends else pieces):
+        for block in frames.blocks([*pieces, frames.LAST_CHUNK] if ends else pieces):
             self._raw.sock.sendall(block)
 
     def receive(self) -> None:

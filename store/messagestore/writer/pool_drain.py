@@ -62,8 +62,8 @@ class PoolDrain:
             self.is_stuck = True
             full = self._writer.no_room(
                 f"the disk has no room for {pool.undrained} bytes of the TransientStorePool ({error}). They "
-                "are only in this process's memory: they are written when there is room, and lost if the process ends "
-                "before. Until then the store stays open: close it again. Nothing more was appended",
+                "are only in this process's memory: they are written when there is room, also by another close, and "
+                "lost if the process ends before. Nothing more was appended",
                 error,
             )
             note_statuses(full, PutMessageStatus.SERVICE_NOT_AVAILABLE, None)

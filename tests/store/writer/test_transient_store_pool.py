@@ -297,16 +297,22 @@ def test_the_thread_tries_a_full_disk_again(tmp_path: Path, caplog: pytest.LogCa
     assert [each.message for each in caplog.records if "bytes of the TransientStorePool" in each.message][1:] == []
 
 
-def test_a_close_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
-    """The store stays open, for more puts and for another close."""
+def waiting(root: Path) -> tuple[MessageStore, FailingDisk]:
+    """A store in which `first` is in the log and `waits` is in the pool."""
     disk = FailingDisk()
-    store = MessageStore.open(tmp_path, SMALL_POOL, disk=disk)
+    store = MessageStore.open(root, SMALL_POOL, disk=disk)
     put(store, b"first")
     store.flush()
     put(store, b"waits")
+    return store, disk
+
+
+def test_a_close_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
+    """The store stays open, for more puts and for another close."""
+    store, disk = waiting(tmp_path)
     disk.number = errno.ENOSPC
     for _ in range(2):
-        with pytest.raises(StoreFullError, match=r"TransientStorePool .* close it again"):
+        with pytest.raises(StoreFullError, match=r"TransientStorePool .* also by another close"):
             store.close()
     disk.number = 0
     put(store, b"later")
@@ -317,11 +323,7 @@ def test_a_close_on_a_full_disk_gives_nothing_up(tmp_path: Path) -> None:
 
 
 def test_a_close_whose_write_fails_says_so_once(tmp_path: Path) -> None:
-    disk = FailingDisk()
-    store = MessageStore.open(tmp_path, SMALL_POOL, disk=disk)
-    put(store, b"first")
-    store.flush()
-    put(store, b"lost")
+    store, disk = waiting(tmp_path)
     disk.number = errno.EIO
     with pytest.raises(StorePoisonedError, match="could not be drained"):
         store.close()
@@ -392,11 +394,7 @@ def test_one_session_of_two_closes_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_on_a_full_disk_says_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    disk = FailingDisk()
-    store = MessageStore.open(tmp_path, SMALL_POOL, disk=disk)
-    put(store, b"first")
-    store.flush()
-    put(store, b"lost")
+    store, disk = waiting(tmp_path)
     disk.number = errno.ENOSPC
     session._detach_all()
     assert "lost if the process ends" in caplog.text
