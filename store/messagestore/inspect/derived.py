@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import StoreError
+from messagestore.errors import CorruptionError, StoreError
 from messagestore.files import index_check
 from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, ConsumeQueue, list_queues, units_of
 from messagestore.format.layout import UNIT
 from messagestore.format.message import is_own_topic, stored_topic_fault
+from messagestore.format.record import decode_message
 from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.inspect.report import Finding, VerifyReport
 from messagestore.log.store_files import StoreFiles
@@ -308,7 +309,7 @@ class QueueCheck:
             if seen.fault_count and self._is_deleted(topic, queue_id, seen):
                 self.report.note(
                     f"{topic}/{queue_id}: the records up to {seen.last} are in no queue, because the topic was deleted "
-                    "and created again, and this queue has not been used since"
+                    f"and created again, and no record from there to {self.limit} is in this queue"
                 )
                 continue
 
@@ -329,15 +330,43 @@ class QueueCheck:
             self.report.note(f"{name}: records that repeat a number and are in no queue: {seen.repeated} ({why})")
 
     def _is_deleted(self, topic: str, queue_id: int, seen: _Seen) -> bool:
-        """Whether a queue has no file, and all its records lie before those of the queues that its topic has now. If
-        the topic has none, the last Python writer must have seen it without.
+        """Whether all records of a queue are those of a deleted topic.
+
+        The queue may begin again with a record above the limit. If it has no file, its records lie before those of the
+        queues that its topic has now. If the topic has none, the last Python writer must have seen it without.
         """
         queue, had_queue = self.queue(topic, queue_id), self.had_queue(topic, queue_id)
-        if queue is None or queue.offsets or had_queue:
+        if queue is None:
             return False
-        others = [self.seen.get((topic, other)) for other in self.names.get(topic, ()) if other != queue_id]
-        begins = [other.begin for other in others if other is not None and other.first is not None]
-        return seen.last < min(begins) if begins else had_queue is False
+        if queue.offsets:
+            return self._begins_above(topic, queue_id, queue)
+        if had_queue:
+            return False
+        begins = [self._begin(topic, other) for other in self.names.get(topic, ()) if other != queue_id]
+        known = [begin for begin in begins if begin is not None]
+        return seen.last < min(known) if known else had_queue is False
+
+    def _begin(self, topic: str, queue_id: int) -> int | None:
+        """The physical offset of a queue's first record, or the limit if it begins above it; None if none was seen."""
+        seen, queue = self.seen.get((topic, queue_id)), self.queue(topic, queue_id)
+        if queue is not None and self._begins_above(topic, queue_id, queue):
+            return self.limit
+        return seen.begin if seen is not None and seen.first is not None else None
+
+    def _begins_above(self, topic: str, queue_id: int, queue: ConsumeQueue) -> bool:
+        """Whether the first unit of a queue points to a whole record above the limit that is message 0 of this queue.
+
+        A writer that was killed had written it, but had not made it visible.
+        """
+        units = queue.read(0, 1)
+        if not len(units) or int(units["physical_offset"][0]) < self.limit:
+            return False
+        at, size = int(units["physical_offset"][0]), int(units["size"][0])
+        try:
+            message = decode_message(self.log.read(at, max(size, 0)), physical_offset=at)
+        except CorruptionError:
+            return False
+        return (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, 0)
 
     def _check_units(self, topic: str, queue_id: int, limit: int | None, zeros_behind: bool) -> None:
         queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)

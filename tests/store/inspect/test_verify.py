@@ -383,6 +383,43 @@ def test_a_topic_made_again_is_no_fault(tmp_path: Path) -> None:
     assert any("start again at 0" in note for note in report.notes)
 
 
+def test_a_topic_made_again_by_a_writer_that_was_killed_is_no_fault(tmp_path: Path) -> None:
+    """It had written the first messages of two queues of the new topic, but had not made them visible; queue 2 has none.
+
+    Other units that point there are still a fault.
+    """
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(21):
+            store.put_message(Message("t", b"old", queue_id=number % 3, keys=["k"]))
+        store.delete_topic("t")
+        store.create_topic("t", 3)
+        store.put_message(Message("other", b"x", queue_id=0))
+        visible = state_of(root)[1].visible_end
+        for number in range(6):
+            store.put_message(Message("t", b"new", queue_id=number % 2, keys=["k"]))
+        shutil.copytree(root, tmp_path / "killed")
+    root = tmp_path / "killed"
+    file, state = state_of(root)
+    file.write(replace(state, counter=state.counter + 1, visible_end=visible, in_flight=visible))
+    report = checked(root)
+    assert report.ok, report.findings
+    notes = [
+        note for note in report.notes if f"was deleted and created again, and no record from there to {visible}" in note
+    ]
+    assert len(notes) == 3
+
+    damaged = shutil.copytree(root, tmp_path / "damaged")
+    units = queue_path(damaged, 0).read_bytes()
+    damage(queue_path(damaged, 0), 0, units[20:40], 20)
+    assert not checked(damaged).ok, "unit 0 points to message 1"
+    damage(queue_path(damaged, 0), 0, units[:8] + b"\xff" * 4 + units[12:20], 20)
+    assert not checked(damaged).ok, "its size is -1"
+    damage(queue_path(damaged, 0), 0, units[:20], 20)
+    damage(queue_path(damaged, 1), 0, units[:20], 20)
+    assert not checked(damaged).ok, "unit 0 of queue 1 points to a message of queue 0"
+
+
 def test_retention_takes_the_first_segment(tmp_path: Path) -> None:
     """Units and index entries below the first segment are no fault, nor is a journal entry."""
     root = with_batches(filled(tmp_path / "store", 300), 1, SMALL)
