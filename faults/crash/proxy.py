@@ -10,6 +10,7 @@ What a fault does, the moment before its byte would pass:
     delay        nothing passes for `DELAY_S`, then everything goes on
     reset        both ends get a RST
     close        both ends get a FIN: what came before has arrived
+    half-close   who would have got the byte gets a FIN; what it says still passes
     half-open    the server gets a RST, the client hears nothing any more
     blackhole    nothing passes any more in either direction, and nobody is told
 
@@ -31,7 +32,7 @@ from typing import Self
 
 UP, DOWN = "up", "down"
 """From the client to the server, and back."""
-KINDS = ("delay", "reset", "close", "half-open", "blackhole")
+KINDS = ("delay", "reset", "close", "half-close", "half-open", "blackhole")
 DELAY_S = 0.2
 _PIECE = 65_536
 
@@ -159,13 +160,8 @@ class Proxy:
             return
         direction, target = (UP if source is pair.client else DOWN), pair.other(source)
 
-        if not piece:  # this direction is done; the other one may go on
-            pair.ends += 1
-            self._selector.unregister(source)
-            with contextlib.suppress(OSError):
-                target.shutdown(socket.SHUT_WR)
-            if pair.ends == 2:
-                self._end(pair)
+        if not piece:
+            self._end_direction(pair, source)
             return
 
         with self._lock:
@@ -187,9 +183,21 @@ class Proxy:
         assert fault is not None
         first = piece[: fault.at - before]
         self._send(pair, target, first)
+        if fault.kind == "half-close":
+            self._end_direction(pair, source)
+            return
         self._disturb(pair, fault.kind)
         if not pair.silent and target.fileno() >= 0:
             self._send(pair, target, piece[len(first) :])
+
+    def _end_direction(self, pair: _Pair, source: socket.socket) -> None:
+        """Pass on nothing more of one end; the other one may go on."""
+        pair.ends += 1
+        self._selector.unregister(source)
+        with contextlib.suppress(OSError):
+            pair.other(source).shutdown(socket.SHUT_WR)
+        if pair.ends == 2:
+            self._end(pair)
 
     def _disturb(self, pair: _Pair, kind: str) -> None:
         if kind == "delay":

@@ -9,6 +9,7 @@ answered while all streams are in use.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -20,7 +21,7 @@ from typing import Any
 
 from cheroot.errors import FatalSSLAlert
 from cheroot.makefile import MakeFile
-from cheroot.server import Gateway, HTTPConnection, HTTPServer
+from cheroot.server import Gateway, HTTPConnection, HTTPRequest, HTTPServer
 
 from messagestore.errors import ProtocolError, StoreUnavailableError
 from messagestore.serve.certificates import Certificates
@@ -50,8 +51,42 @@ _BUSY = (
 _log = logging.getLogger("messagestore.serve")
 
 
+class _WholeLines:
+    """The lines of a request's head. One that is cut is no request, whatever its beginning looks like.
+
+    Parameters
+    ----------
+    file : cheroot.server.SizeCheckWrapper
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readline(self) -> bytes:
+        """The next line; empty if the client has closed the connection between two requests.
+
+        Raises
+        ------
+        ConnectionResetError
+            The client's data ends in the middle of a head.
+        """
+        line: bytes = self._file.readline()
+        if not line.endswith(b"\n") and self._file.bytes_read:
+            raise ConnectionResetError(errno.ECONNRESET, "the head of a request was cut")
+        return line
+
+
+class _HTTPRequest(HTTPRequest):
+    def read_request_line(self) -> bool:
+        """Read the request line; the headers are read from the same file."""
+        self.rfile = _WholeLines(self.rfile)
+        return bool(super().read_request_line())  # type: ignore[no-untyped-call]
+
+
 class _Connection(HTTPConnection):
     """A connection, which knows until when its client must have said what it wants."""
+
+    RequestHandlerClass = _HTTPRequest
 
     def __init__(self, server: _HTTPServer, sock: Any, *rest: Any) -> None:
         super().__init__(server, sock, *rest)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from benchmarks.peers import ports
 
-from crash.proxy import DOWN, Fault, Proxy
+from crash.proxy import DOWN, UP, Fault, Proxy
 from messagestore import (
     BatchRequest,
     CommitUnknownError,
@@ -671,6 +671,40 @@ def test_an_answer_that_is_cut_at_any_byte_of_its_head_is_asked_for_again(server
             proxy.plan(Fault("close", DOWN, at))
             assert writer.describe() == expected, at
             assert proxy.happened
+
+
+@pytest.mark.parametrize("kind", ["close", "half-close"])
+def test_a_request_that_is_cut_at_any_byte_is_sent_again(server: Server, kind: str):
+    """The server does not answer a part of a head, which looks like a bad request: a query would end."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with Proxy((host, int(port))) as proxy:
+        writer = settings().writer(f"http://127.0.0.1:{proxy.port}", SMALL, staging_ttl_s=60)
+        proxy.plan(None)
+        expected = writer.describe()
+        for at in range(proxy.passed[UP][-1]):
+            proxy.plan(Fault(kind, UP, at))
+            assert writer.describe() == expected, at
+            assert proxy.happened
+
+
+def test_the_name_of_a_server_is_resolved_at_each_connect(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """The address of a pod changes when it is started again, here from the proxy's to that of the server."""
+    host, port = server.url.removeprefix("http://").split(":")
+    asked, resolve = list[str](), socket.getaddrinfo
+
+    def resolved(name: str, *rest: Any, **options: Any) -> Any:
+        asked.append(name)
+        return resolve(address if name == "store-0.example" else name, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with Proxy((host, int(port)), listens_on=("127.0.0.2", int(port))) as proxy:
+        address = "127.0.0.2"
+        reader = settings().reader(f"http://store-0.example:{port}")
+        expected = reader.describe()
+        assert proxy.passed[DOWN]
+    address = host
+    assert reader.describe() == expected
+    assert asked.count("store-0.example") == 2
 
 
 @pytest.fixture

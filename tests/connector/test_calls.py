@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +18,13 @@ from messagestore.serve.hosted import Hosted
 from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from messagestore.spi import LOCAL_STORES, STORES
-from pyspark_messagestore.options.table import source_options
+from pyspark_messagestore.options.table import sink_options, source_options
 from pyspark_messagestore.options.values import MOST
+from pyspark_messagestore.sink.columns import prepare
+from pyspark_messagestore.sink.writers import Sink, StreamWriter
 from pyspark_messagestore.source.readers import StreamReader
 from pyspark_messagestore.source.schema import Projection, core_schema
+from sink_tasks import staged
 from stream_steps import SMALL
 
 TOPICS = 10
@@ -136,5 +140,22 @@ def test_a_task_sends_a_server_one_request(root: str) -> None:
         assert sum(batch.num_rows for partition in planned for batch in driver.read(partition)) > 0
         assert requests_of(server) - before == {"gather": len(planned)}
         driver.stop()
+    finally:
+        server.stop()
+
+
+def test_a_task_of_the_sink_asks_once_and_stages(root: str, context: SimpleNamespace) -> None:
+    """What it asks for has the queue counts of all topics of its rows."""
+    server = Server(Service(Hosted(root, CONFIG)))
+    server.start()
+    try:
+        parsed = sink_options({"path": server.url})
+        writer = StreamWriter(Sink.plan(parsed, prepare([("topic", "string"), ("body", "string")], None), STORES))
+        rows = pa.record_batch({"topic": [f"t{topic}" for topic in range(TOPICS)], "body": ["x"] * TOPICS})
+
+        before = requests_of(server)
+        messages = staged(writer.sink, context, 0, rows, rows)
+        assert requests_of(server) - before == {"writer/describe": 2, "stage": 2}
+        writer.abort(messages, 0)
     finally:
         server.stop()
