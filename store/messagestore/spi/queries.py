@@ -19,7 +19,7 @@ from messagestore.remoting.idle_clients import given_back
 from messagestore.remoting.replicas import Replicas
 from messagestore.spi.location import Location
 from messagestore.spi.pulls import Records
-from messagestore.spi.rocketmq import client_of
+from messagestore.spi.running_broker import client_of
 
 _UNIQUE_FIELD = "_UNIQUE_KEY_QUERY"
 """The field that says that the key is a sender's id (RocketMQ common/MixAll.java)."""

@@ -10,7 +10,6 @@ for may be asked with the permission of a consumer.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 import uuid
@@ -24,19 +23,15 @@ from numpy.typing import NDArray
 
 from messagestore.errors import (
     ConfigError,
-    CorruptionError,
-    StoreClosedError,
     StoreUnavailableError,
     StoreWentBackwardsError,
-    UnknownTopicError,
 )
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
-from messagestore.format.message import is_ordinary_topic
-from messagestore.log.remembered import corrected
-from messagestore.remoting import Answer, Client, Route, codes
-from messagestore.remoting.idle_clients import given_back, taken
-from messagestore.remoting.replicas import Replicas, Request
+from messagestore.remoting import Answer, Client, codes
+from messagestore.remoting.idle_clients import given_back
+from messagestore.remoting.replicas import Request
+from messagestore.spi import broker_reports
 from messagestore.spi.interface import (
     GATHERED_ROWS,
     GATHERED_SIZE,
@@ -53,25 +48,17 @@ from messagestore.spi.interface import (
     StoreWriter,
 )
 from messagestore.spi.location import Location
-from messagestore.spi.pulls import ANSWERS, GROUP, Pull, Records, pull_fields, tell_progress
+from messagestore.spi.pulls import ANSWERS, Pull, Records, pull_fields, tell_progress
+from messagestore.spi.running_broker import ACCEPTED, RunningBroker, client_of, max_offset_request, route_of
 from messagestore.spi.waits import Waits
 
 LOOK_S = 0.1
 """How often a broker is asked for ends that keeps no requests, as a slave."""
 ALL_S = 5.0
 """How often a broker that keeps requests is asked all the same: a queue may have become shorter, or have come."""
-NAMES_S = 5.0
-"""How long the names of topics are kept before the name servers are asked again."""
 MEANS_S = 30.0
 """How long the mean size of a queue's records counts for whoever follows it."""
-_SAMPLED = 32
-_ACCEPTED = {
-    codes.PULL_MESSAGE: ANSWERS,
-    codes.VIEW_MESSAGE_BY_ID: frozenset({codes.SUCCESS, codes.SYSTEM_ERROR}),
-    codes.QUERY_CONSUMER_OFFSET: frozenset({codes.SUCCESS, codes.QUERY_NOT_FOUND}),
-}
-"""The answers to requests for what may not be there."""
-_NEWS_ANSWERS = {**_ACCEPTED, codes.PULL_MESSAGE: ANSWERS | {codes.TOPIC_NOT_EXIST}}
+_NEWS_ANSWERS = {**ACCEPTED, codes.PULL_MESSAGE: ANSWERS | {codes.TOPIC_NOT_EXIST}}
 """The same with those after which a topic was deleted: its ends, which are asked for then, say so better."""
 
 
@@ -120,18 +107,13 @@ class RocketMQStores:
             if topics is None:
                 names = set(client.brokers())
             else:
-                names = {name for topic in topics for name in _route(client, topic, waits=waits).queues}
+                names = {name for topic in topics for name in route_of(client, topic, waits=waits).queues}
             return {name: location.of_broker(name) for name in sorted(names)}
         finally:
             given_back(client)
 
 
 ROCKETMQ_STORES = RocketMQStores()
-
-
-def client_of(location: Location) -> Client:
-    """A client of the cluster at a location, which `given_back` takes in the end."""
-    return taken(location.name_servers, location.settings.remoting())
 
 
 def _cannot(location: Location, what: str) -> NoReturn:
@@ -141,13 +123,6 @@ def _cannot(location: Location, what: str) -> NoReturn:
         key="path",
         value=str(location),
     )
-
-
-def _route(client: Client, topic: str, *, fresh: bool = False, waits: bool = False) -> Route:
-    try:
-        return client.awaited_route(topic) if waits else client.route(topic, fresh=fresh)
-    except UnknownTopicError:
-        return Route()
 
 
 @dataclass
@@ -192,11 +167,9 @@ class RocketMQReader:
     """
 
     def __init__(self, location: Location, client: Client, name: str) -> None:
-        self._location, self._client, self._name = location, client, name
-        self._replicas = Replicas(client, name, slaves_first=location.settings.read_from == "slave")
-        self._group = location.settings.group or GROUP
-        self._path = str(location.of_broker(name))
-        self._waits = Waits(self._replicas, self._group)
+        self._location = location
+        self._broker = broker = RunningBroker(location, client, name)
+        self._waits = Waits(broker.replicas, broker.group)
         self._look: _Look | None = None
         """None: nobody follows queues, so each question is asked."""
         self._means: dict[Queue, tuple[float, float]] = {}
@@ -204,72 +177,19 @@ class RocketMQReader:
         self._instance, self._serials = uuid.uuid4().hex, itertools.count()
         self._answers: dict[tuple[tuple[str, ...], bool], Ends] = {}
         self._looked_s: dict[tuple[tuple[str, ...], bool], float] = {}
-        self._topic_names: tuple[float, frozenset[str]] | None = None
         self._ends: Queues = {}
         """The largest end of each queue that was seen."""
         self._deleted: set[Queue] = set()
         """Queues of these that name servers have not known for as long as `retry_timeout_s`."""
         self._shrinks: Queues = {}
-        self._topic: str | None = None
-        """A topic that is read. ACL 2.0 asks for one even with a request for a place in the log."""
-        self._is_closed = False
-
-    def _asked(self, requests: Sequence[Request], accepts: Mapping[int, frozenset[int]] = _ACCEPTED) -> list[Answer]:
-        if self._is_closed:
-            raise StoreClosedError(f"{self._path}: this reader is closed. Open another one")
-        return self._replicas.asked(requests, accepts)
-
-    # ---- what there is
 
     def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
         """What the name servers know of some topics on this broker (None: of all ordinary ones)."""
-        names = sorted(self._names()) if topics is None else list(topics)
-        data = {name: _route(self._client, name).queues.get(self._name) for name in names}
-        if topics is not None and None in data.values():  # name servers forget the topics of a broker that is down
-            self._await_broker()
-            data = {name: _route(self._client, name, fresh=True).queues.get(self._name) for name in names}
-        on_broker = {name: row for name, row in data.items() if row is not None}
-        return Description(
-            queue_counts={name: row.write_queue_nums for name, row in on_broker.items()},
-            queue_ids={name: [*range(row.read_queue_nums)] for name, row in on_broker.items()} if queues else {},
-        )
-
-    def _await_broker(self) -> None:
-        """Wait until the name servers know the broker, which told them its topics when it came."""
-        patience = self._replicas.patience()
-        self._client.forget_brokers()
-        while self._name not in self._client.brokers():
-            patience.wait(
-                StoreUnavailableError(
-                    f"{self._path}: the name servers {self._client.name_servers} do not know broker "
-                    f"{self._name}. Is it down?"
-                )
-            )
-            self._client.forget_brokers()
+        return self._broker.describe(topics, queues=queues)
 
     def broker_name(self) -> str:
         """The name of the broker."""
-        return self._name
-
-    def _names(self) -> frozenset[str]:
-        """The names of all ordinary topics that the name servers know, as they said within the last seconds."""
-        now_s = time.monotonic()
-        if self._topic_names is None or now_s - self._topic_names[0] >= NAMES_S:
-            names = frozenset(filter(is_ordinary_topic, self._client.topics()))
-            if self._topic_names is not None and self._topic_names[1] == names:
-                names = self._topic_names[1]  # the caller's own object
-            self._topic_names = now_s, names
-        return self._topic_names[1]
-
-    def _queues(self, topics: Iterable[str], *, fresh: bool = False) -> list[Queue]:
-        """The queues of some topics on this broker that consumers may read."""
-        rows = ((topic, _route(self._client, topic, fresh=fresh).queues.get(self._name)) for topic in topics)
-        return [
-            (topic, queue_id)
-            for topic, row in rows
-            if row is not None and row.is_readable
-            for queue_id in range(row.read_queue_nums)
-        ]
+        return self._broker.name
 
     # ---- ends
 
@@ -277,22 +197,22 @@ class RocketMQReader:
         """How far the queues of some topics reach. The broker is asked when it has answered a request that it kept."""
         key, now_s = (tuple(topics), names), time.monotonic()
         before = self._answers.get(key)
-        if before is not None and since is before and not self._is_closed:
+        if before is not None and since is before and not self._broker.is_closed:
             fresh_s = LOOK_S if not self._waits.is_armed else ALL_S if self._waits.is_quiet(before.queues) else 0.0
             if now_s - self._looked_s[key] < fresh_s:
                 return before
 
         queues = self._awaited_queues(topics)
-        self._topic = next((topic for topic, _ in queues), self._topic)
+        self._broker.topic = next((topic for topic, _ in queues), self._broker.topic)
         ends = self._looked_at(queues, follows=since is not None)
         for queue, end in ends.items():
-            if end < self._ends.get(queue, 0) and not self._replicas.is_slave:
+            if end < self._ends.get(queue, 0) and not self._broker.replicas.is_slave:
                 self._shrinks[queue] = self._shrinks.get(queue, 0) + 1
             self._ends[queue] = end
 
-        topic_names = self._names() if names else None
+        topic_names = self._broker.topic_names() if names else None
         shrinks = {queue: self._shrinks[queue] for queue in queues if queue in self._shrinks}
-        recovered = not self._replicas.is_slave
+        recovered = not self._broker.replicas.is_slave
         if before is not None and (before.queues, before.topic_names, before.shrinks, before.recovered) == (
             ends,
             topic_names,
@@ -319,20 +239,20 @@ class RocketMQReader:
 
     def _awaited_queues(self, topics: Sequence[str]) -> list[Queue]:
         """The queues of some topics. Name servers forget those of a broker that is down, so these are waited for."""
-        queues = self._queues(topics)
+        queues = self._broker.queues(topics)
         if queues and not self._lost(topics, queues):
             return queues
 
-        patience = self._replicas.patience()
+        patience = self._broker.replicas.patience()
         while True:
-            self._await_broker()
-            queues = self._queues(topics, fresh=True)
+            self._broker.await_known()
+            queues = self._broker.queues(topics, fresh=True)
             lost = self._lost(topics, queues)
             if not lost:
                 return queues
             topic, queue_id = min(lost)
             try:
-                words = f"{self._path}: the name servers do not know queue {queue_id} of {topic} now"
+                words = f"{self._broker.path}: the name servers do not know queue {queue_id} of {topic} now"
                 patience.wait(StoreUnavailableError(words))
             except StoreUnavailableError:
                 self._deleted |= lost
@@ -352,8 +272,8 @@ class RocketMQReader:
             ends = self._with_news(look, queues)
             if ends is not None:
                 return ends
-        connect_count = self._client.connect_count
-        answers = self._asked([_max_offset(queue) for queue in queues])
+        connect_count = self._broker.client.connect_count
+        answers = self._broker.asked([max_offset_request(queue) for queue in queues])
         address = answers[0].address if answers else ""
         self._look = _Look(connect_count, address) if follows else None
         return {queue: max(0, answer.number("offset")) for queue, answer in zip(queues, answers, strict=True)}
@@ -373,15 +293,19 @@ class RocketMQReader:
         if not news:
             return None
 
+        broker = self._broker
         self._look = look = before.without(news)
         last = max(before.lasts, default=None)
         comes = {place.physical_offset for item in news.items() if (place := before.places.get(item)) is not None}
         requests: list[Request] = [
-            (codes.PULL_MESSAGE, pull_fields(*queue, max(0, end - 1), 2, self._group)) for queue, end in news.items()
+            (codes.PULL_MESSAGE, pull_fields(*queue, max(0, end - 1), 2, self._broker.group))
+            for queue, end in news.items()
         ]
-        views = [self._view(last[0])] if last is not None and last[0] not in comes else []
-        answers = self._asked([*requests, *views], _NEWS_ANSWERS)
-        if self._client.connect_count != look.connect_count or any(each.address != look.address for each in answers):
+        views = [self._broker.view_request(last[0])] if last is not None and last[0] not in comes else []
+        answers = self._broker.asked([*requests, *views], _NEWS_ANSWERS)
+        if self._broker.client.connect_count != look.connect_count or any(
+            each.address != look.address for each in answers
+        ):
             return None
 
         ends = {queue: self._ends[queue] for queue in queues}
@@ -391,11 +315,8 @@ class RocketMQReader:
             self._noted(queue, answer)
             look.begins[queue], ends[queue] = max(0, answer.number("minOffset")), answer.number("maxOffset")
         if last is not None and views and answers[-1].code == codes.SUCCESS:
-            look.lasts[last] = self._last_of(answers[-1], *last)
+            look.lasts[last] = broker.last_of(answers[-1], *last)
         return ends
-
-    def _max_offsets(self, queues: Sequence[Queue]) -> list[int]:
-        return [max(0, answer.number("offset")) for answer in self._asked([_max_offset(queue) for queue in queues])]
 
     def await_change(self, timeout_s: float) -> None:
         """Wait until the broker has a message behind the ends that `ends` has returned last."""
@@ -409,38 +330,18 @@ class RocketMQReader:
         wanted = list(queues)
         known = {} if self._look is None else self._look.begins
         left = [queue for queue in wanted if queue not in known]
-        answers = self._asked([_min_offset(queue) for queue in left])
-        found = {queue: max(0, answer.number("offset")) for queue, answer in zip(left, answers, strict=True)}
+        found = dict(zip(left, self._broker.min_offsets(left), strict=True))
         if self._look is not None:
             self._look.begins |= found
         return {queue: found[queue] if queue in found else known[queue] for queue in wanted}
 
     # ---- single messages
 
-    def _messages(self, offsets: Mapping[Queue, int]) -> dict[Queue, Records]:
-        """One message of each queue, by its number. A queue that does not have it is left out."""
-        wanted = {queue: offset for queue, offset in offsets.items() if offset >= 0}
-        answers = self._asked([self._pull_before(queue, offset + 1) for queue, offset in wanted.items()])
-        found = zip(wanted, map(self._message, wanted.values(), answers), strict=True)
-        return {queue: message for queue, message in found if message is not None}
-
-    def _pull_before(self, queue: Queue, offset: int) -> Request:
-        return codes.PULL_MESSAGE, pull_fields(*queue, offset - 1, 1, self._group)
-
-    def _message(self, offset: int, answer: Answer) -> Records | None:
-        """The message in the answer to a pull for it; None: it is not there."""
-        if answer.code != codes.SUCCESS or not len(answer.body):
-            return None
-        records = Records.of([answer.body], self._path)
-        row = int(np.searchsorted(records.queue_offsets, offset))
-        is_there = row < len(records.sizes) and int(records.queue_offsets[row]) == offset
-        return records.rows(row, row + 1) if is_there else None
-
     def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
         """Where the message before each offset lies."""
         known = {} if self._look is None else self._look.places
         left = [(queue, offset) for queue, offset in offsets.items() if offset > 0 and (queue, offset) not in known]
-        answers = self._asked([self._pull_before(queue, offset) for queue, offset in left])
+        answers = self._broker.asked([self._broker.pull_before(queue, offset) for queue, offset in left])
         found: dict[tuple[Queue, int], Place | None] = {
             (queue, offset): self._noted(queue, answer).get(offset)
             for (queue, offset), answer in zip(left, answers, strict=True)
@@ -454,7 +355,7 @@ class RocketMQReader:
         """Where the messages in an answer lie, by the offsets behind them. The look keeps it."""
         if answer.code != codes.SUCCESS or not len(answer.body):
             return {}
-        records = Records.of([answer.body], self._path)
+        records = Records.of([answer.body], self._broker.path)
         rows = [
             *zip(records.queue_offsets.tolist(), records.physical_offsets.tolist(), records.sizes.tolist(), strict=True)
         ]
@@ -473,85 +374,19 @@ class RocketMQReader:
 
     def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
         """The number of each queue's first message at or above a physical offset, or stored after a time."""
-        queues = list(times_ms)
-        begins, ends = self.begins(queues), dict(zip(queues, self._max_offsets(queues), strict=True))
-        hints = self._by_time({queue: time_ms for queue, time_ms in times_ms.items() if time_ms is not None})
-
-        def is_behind(queue: Queue, record: Records) -> bool:
-            time_ms = times_ms[queue]
-            if physical_offset is not None and int(record.physical_offsets[0]) >= physical_offset:
-                return True
-            return time_ms is not None and int(record.store_timestamps_ms[0]) > time_ms
-
-        bounds = {queue: (begins[queue], max(begins[queue], ends[queue])) for queue in queues}
-        if physical_offset is None:  # no message is behind no time
-            bounds |= {queue: (ends[queue], ends[queue]) for queue in queues if times_ms[queue] is None}
-        return self._searched(bounds, hints, is_behind)
-
-    def _by_time(self, times_ms: Mapping[Queue, int]) -> Queues:
-        """Where the broker says that a time is. Versions differ about what lies around it, so it is a hint."""
-        requests = [
-            (codes.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": topic, "queueId": queue_id, "timestamp": max(0, time_ms + 1)})
-            for (topic, queue_id), time_ms in times_ms.items()
-        ]
-        return {queue: answer.number("offset") for queue, answer in zip(times_ms, self._asked(requests), strict=True)}
-
-    def _searched(
-        self,
-        bounds: dict[Queue, tuple[int, int]],
-        hints: Mapping[Queue, int],
-        is_behind: Callable[[Queue, Records], bool],
-    ) -> Queues:
-        """The first message of each queue that is behind something, by halving. A hint is looked at first.
-
-        Parameters
-        ----------
-        bounds : dict of queue to (int, int)
-            The message is in `first..last`, or is `last` if no message before that is behind.
-        """
-        probes = {queue: hint - 1 for queue, hint in hints.items() if bounds[queue][0] < hint <= bounds[queue][1]}
-        second = {queue: hint for queue, hint in hints.items() if bounds[queue][0] <= hint < bounds[queue][1]}
-        while True:
-            for asked in (probes, second):
-                messages = self._messages(asked)
-                for queue, offset in asked.items():
-                    first, last = bounds[queue]
-                    record = messages.get(queue)
-                    if not first <= offset < last:
-                        continue
-                    if record is None or not is_behind(queue, record):  # None: retention was faster
-                        bounds[queue] = offset + 1, last
-                    else:
-                        bounds[queue] = first, offset
-            probes = {queue: (first + last) // 2 for queue, (first, last) in bounds.items() if first < last}
-            second = {}
-            if not probes:
-                return {queue: first for queue, (first, _) in bounds.items()}
+        return self._broker.seek(times_ms, physical_offset=physical_offset)
 
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The record that begins at a place in the log, by VIEW_MESSAGE_BY_ID."""
         last = None if self._look is None else self._look.lasts.get((position, size))
         if last is None:
-            (answer,) = self._asked([self._view(position)])
+            (answer,) = self._broker.asked([self._broker.view_request(position)])
             if answer.code != codes.SUCCESS:
                 return None if self._is_below_log(position) else LastRecord(position, size, -1)
-            last = self._last_of(answer, position, size)
+            last = self._broker.last_of(answer, position, size)
             if self._look is not None:
                 self._look.lasts[position, size] = last
         return last if with_time else replace(last, store_timestamp_ms=None)
-
-    def _view(self, position: int) -> Request:
-        return codes.VIEW_MESSAGE_BY_ID, {"topic": self._topic, "offset": position}
-
-    def _last_of(self, answer: Answer, position: int, size: int) -> LastRecord:
-        """What stands at a place of the log, by the answer that has it."""
-        time_ms = None
-        if len(answer.body) == size:
-            # Other bytes than a record are not the one that was read.
-            with contextlib.suppress(CorruptionError):
-                records = Records.of([answer.body], self._path)
-                time_ms = int(records.store_timestamps_ms[0]) if len(records.sizes) else None
-        return LastRecord(position, size, crc32(answer.body), time_ms)
 
     def _is_below_log(self, position: int) -> bool:
         """Whether nothing is at a place because retention deleted it; True if that cannot be said of a slave.
@@ -559,7 +394,7 @@ class RocketMQReader:
         A log that still has a later record has lost nothing at its end, and retention deletes nothing behind an earlier
         one. A log whose queues are empty has lost it all.
         """
-        if self._replicas.is_slave:
+        if self._broker.replicas.is_slave:
             return True
         ends = {queue: end for queue, end in self._ends.items() if end}
         begins = self.begins(ends)
@@ -578,10 +413,10 @@ class RocketMQReader:
         if that is larger.
         """
         if self._look is None:
-            return self._asked_means(ranges)
+            return self._broker.mean_sizes(ranges)
         before_s = time.monotonic() - MEANS_S
         left = [span for span in ranges if self._means.get((span.topic, span.queue_id), (0.0, 0.0))[0] < before_s]
-        for span, mean in zip(left, self._asked_means(left), strict=True):
+        for span, mean in zip(left, self._broker.mean_sizes(left), strict=True):
             self._means[span.topic, span.queue_id] = time.monotonic(), mean
         means = []
         for span in ranges:
@@ -590,26 +425,14 @@ class RocketMQReader:
             means.append(max(self._means[queue][1], 0.0 if last is None else last.size))
         return means
 
-    def _asked_means(self, ranges: Sequence[Range]) -> list[float]:
-        requests = [
-            (
-                codes.PULL_MESSAGE,
-                pull_fields(span.topic, span.queue_id, span.start, min(_SAMPLED, max(1, span.count)), self._group),
-            )
-            for span in ranges
-        ]
-        means = []
-        for answer in self._asked(requests):
-            sizes = Records.of([answer.body], self._path).sizes if answer.code == codes.SUCCESS else ()
-            means.append(float(np.mean(sizes)) if len(sizes) else 0.0)
-        return means
-
     def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
         """The size of each record of some ranges. A consumer cannot ask for units, so the records are pulled."""
         return [self._sizes(span) for span in ranges]
 
     def _sizes(self, span: Range) -> NDArray[np.int32]:
-        blocks = Pull(self._replicas, span, self._path, self._group).blocks(GATHERED_ROWS, GATHERED_SIZE)
+        blocks = Pull(self._broker.replicas, span, self._broker.path, self._broker.group).blocks(
+            GATHERED_ROWS, GATHERED_SIZE
+        )
         return np.concatenate([np.empty(0, np.int32), *(block.sizes for block in blocks)])
 
     def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:  # noqa: ARG002
@@ -635,11 +458,11 @@ class RocketMQReader:
             if planned is not None and planned.last is not None:
                 self._check_last(planned.last)
 
-        self._topic = next((span.topic for span in ranges), None)
-        pulls = [Pull(self._replicas, span, self._path, self._group, check) for span in ranges]
+        self._broker.topic = next((span.topic for span in ranges), None)
+        pulls = [self._pull(span, check) for span in ranges]
         for pull, following in itertools.pairwise(pulls):
             pull.following = following
-        if pulls and not self._is_closed:
+        if pulls and not self._broker.is_closed:
             pulls[0].ask_ahead()
         check()
 
@@ -650,6 +473,9 @@ class RocketMQReader:
                 yield block
         if not has_last:
             check()
+
+    def _pull(self, span: Range, check: Callable[[], None] | None = None) -> Pull:
+        return Pull(self._broker.replicas, span, self._broker.path, self._broker.group, check)
 
     def _check_last(self, last: LastRecord) -> None:
         """Check that the last record that was planned is in the log."""
@@ -672,141 +498,34 @@ class RocketMQReader:
 
     def _changed(self, what: str) -> StoreWentBackwardsError:
         return StoreWentBackwardsError(
-            f"{self._path}: {what} has changed since this micro-batch was planned: the broker lost the end of its log, "
-            f"another broker has its name, or the topic was created again. Restart the query"
+            f"{self._broker.path}: {what} has changed since this micro-batch was planned: the broker lost the end of "
+            f"its log, another broker has its name, or the topic was created again. Restart the query"
         )
 
-    # ---- others
+    # ---- groups and reports
 
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
         """Tell the broker how far a query has read, as the offsets of a consumer group."""
-        tell_progress(self._asked, group, offsets)
+        tell_progress(self._broker.asked, group, offsets)
 
     def published_progress(self, group: str) -> Queues:
         """How far a consumer group has read in the queues that this reader has followed."""
-        queues = list(self._ends) or self._queues(sorted(self._names()))
-        requests = [
-            (
-                codes.QUERY_CONSUMER_OFFSET,
-                {"consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": False},
-            )
-            for topic, queue_id in queues
-        ]
-        return {
-            queue: answer.number("offset")
-            for queue, answer in zip(queues, self._asked(requests), strict=True)
-            if answer.code == codes.SUCCESS
-        }
-
-    # ---- reports
+        broker = self._broker
+        return broker.group_offsets(group, list(self._ends) or broker.queues(sorted(broker.topic_names())))
 
     def view(self, name: str) -> Report:
-        """The view "topics", of what name servers and the broker say. Other views are of a store's files: refused."""
+        """The view "topics". Other views are of a store's files: refused."""
         if name != "topics":
             _cannot(self._location, f"shows the view {name}")
-        names = sorted(self._names())
-        queues = self._queues(names)
-        counts = dict.fromkeys(names, 0)
-        begins = self.begins(queues)
-        for (topic, queue_id), end in zip(queues, self._max_offsets(queues), strict=True):
-            counts[topic] += max(0, end - begins[topic, queue_id])
-
-        rows = []
-        for topic in names:
-            data = _route(self._client, topic).queues.get(self._name)
-            if data is not None:
-                rows.append(
-                    {
-                        "topic": topic,
-                        "writeQueueNums": data.write_queue_nums,
-                        "readQueueNums": data.read_queue_nums,
-                        "perm": data.perm,
-                        "order": None,  # name servers do not say
-                        "topicFilterType": None,
-                        "topicSysFlag": data.topic_sys_flag,
-                        "attributes": None,
-                        "queues": data.read_queue_nums,
-                        "messages": counts[topic],
-                    }
-                )
-        return rows, []
+        return broker_reports.topics(self._broker)
 
     def offsets(self, topics: Sequence[str] = (), at_ms: int | None = None) -> Report:
         """How far the queues of some topics reach, and where they were at a time."""
-        queues = self._known_queues(topics)
-        begins, ends = self.begins(queues), dict(zip(queues, self._max_offsets(queues), strict=True))
-        rows: list[dict[str, Any]] = [
-            {
-                "topic": topic,
-                "queueId": queue_id,
-                "minOffset": begins[topic, queue_id],
-                "maxOffset": end,
-                "messages": end - begins[topic, queue_id],
-            }
-            for (topic, queue_id), end in ends.items()
-        ]
-        if at_ms is not None:
-            found = self.seek(dict.fromkeys(queues, at_ms - 1))
-            times_ms = self._store_times(found)
-            for queue, row in zip(queues, rows, strict=True):
-                row |= {"offset": found[queue], "storeTimestamp": times_ms.get(queue)}
-        return rows, []
-
-    def _known_queues(self, topics: Iterable[str]) -> list[Queue]:
-        """The queues of some topics; of all ordinary ones without a name."""
-        names = list(dict.fromkeys(topics))
-        for topic in names:
-            if self._name not in _route(self._client, topic).queues:
-                raise UnknownTopicError(topic, self.describe().queue_counts)
-        return self._queues(names or sorted(self._names()))
-
-    def _store_times(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
-        """When some messages were stored, without those that are not there."""
-        messages = self._messages(offsets)
-        return {queue: int(record.store_timestamps_ms[0]) for queue, record in messages.items()}
+        return broker_reports.offsets(self._broker, topics, at_ms)
 
     def lag(self, offsets: Mapping[Queue, int], topics: Iterable[str] = ()) -> Report:
-        """How far a reader is behind the end of each queue.
-
-        `lagBytes` is an estimate from the first messages of each queue's lag: consumers cannot ask for sizes.
-        """
-        queues = sorted({*self._queues({*topics, *(topic for topic, _ in offsets)}), *offsets})
-        begins, ends = self.begins(queues), dict(zip(queues, self._max_offsets(queues), strict=True))
-        places = {queue: corrected(offsets.get(queue, 0), begins[queue], ends[queue]) for queue in queues}
-        firsts = {queue: max(place, begins[queue]) for queue, place in places.items()}
-        behind = [Range(*queue, first, ends[queue]) for queue, first in firsts.items() if first < ends[queue]]
-        sizes = {
-            (span.topic, span.queue_id): round(mean * span.count)
-            for span, mean in zip(behind, self.mean_sizes(behind), strict=True)
-        }
-        times_ms = self._store_times({(span.topic, span.queue_id): span.start for span in behind})
-
-        rows, faults = list[dict[str, Any]](), list[str]()
-        for queue in queues:
-            (topic, queue_id), offset, low, high = queue, offsets.get(queue), begins[queue], ends[queue]
-            if offset is not None and offset > high:
-                faults.append(
-                    f"{topic}/{queue_id}: the reader is at {offset}, but the queue ends at {high}: the topic was "
-                    f"deleted, or the broker lost messages. The lag counts from {places[queue]}"
-                )
-            elif offset is not None and places[queue] < low:
-                faults.append(
-                    f"{topic}/{queue_id}: retention has deleted {low - places[queue]} messages that were not read"
-                )
-            rows.append(
-                {
-                    "topic": topic,
-                    "queueId": queue_id,
-                    "committedOffset": offset,
-                    "minOffset": low,
-                    "maxOffset": high,
-                    "lag": high - (firsts[queue] if offset is None else places[queue]),
-                    "beyond": max((offset or 0) - high, 0),
-                    "lagBytes": sizes.get(queue, 0),
-                    "oldestUnread": times_ms.get(queue),
-                }
-            )
-        return rows, faults
+        """How far a reader is behind the end of each queue."""
+        return broker_reports.lag(self._broker, offsets, topics)
 
     def group_lag(self, group: str) -> Report:
         """How far a consumer group is behind in the topics of which it has read a queue."""
@@ -815,14 +534,4 @@ class RocketMQReader:
 
     def close(self) -> None:
         """Ask nothing more. Its connections are there for the next reader of this process."""
-        if not self._is_closed:
-            self._is_closed = True
-            given_back(self._client)
-
-
-def _max_offset(queue: Queue) -> Request:
-    return codes.GET_MAX_OFFSET, {"topic": queue[0], "queueId": queue[1]}
-
-
-def _min_offset(queue: Queue) -> Request:
-    return codes.GET_MIN_OFFSET, {"topic": queue[0], "queueId": queue[1]}
+        self._broker.close()

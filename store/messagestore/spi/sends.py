@@ -49,7 +49,8 @@ from messagestore.remoting.replicas import Patience
 from messagestore.spi.interface import Range
 from messagestore.spi.location import Location
 from messagestore.spi.pulls import ANSWERS, GROUP, pull_fields
-from messagestore.spi.rocketmq import ROCKETMQ_STORES, client_of
+from messagestore.spi.rocketmq import ROCKETMQ_STORES
+from messagestore.spi.running_broker import client_of
 
 REQUEST_SIZE = 1024 * 1024
 """A request has at most this many bytes of messages, but at least one message."""
