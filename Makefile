@@ -12,7 +12,7 @@
 #   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
 #   make live-deep   500 kills of drivers, tasks, copies, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
 #   make live-demo   Spark between two topics of two brokers, one of which is killed   make live-demo ARGS="--every 1"
-#   make interop-deep  all random cases, of which interop takes another part each day, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
+#   make interop-deep  all random cases, of which interop takes another part each day, all older brokers, the replay-torture table and the race    make interop-deep STORES=2000 SEED=1000
 #   make browser     the dashboard in Chromium, as people use it   make browser ARGS="-k hostile"
 #   make docs-pictures  the pictures of the dashboard in the guides, anew
 #   make lint        ruff and the import tower
@@ -132,7 +132,8 @@ test-deep: setup
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 3)) --dist loadscope --no-loadscope-reorder -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 3)) --dist loadscope --no-loadscope-reorder -m java tests/interop \
+	  $(addprefix --ignore tests/interop/test_,replay_torture.py live_race.py) $(ARGS)
 
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
 live: setup
@@ -145,11 +146,11 @@ live-deep: setup
 
 # The files of which interop takes a part (tests/interop/test_share.py compares).
 IN_PARTS := $(addprefix tests/interop/test_,broker_stores.py crash_hand_over.py hand_over.py java_reads_ours.py kafka_drop_in.py kafka_jobs.py \
-  model_histories.py same_bytes.py we_read_java.py)
+  model_histories.py names.py same_bytes.py timers.py topic_deletion.py transactions.py we_read_java.py)
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	INTEROP_WHOLE=1 INTEROP_STORES=$(STORES) INTEROP_HISTORIES=$(HISTORIES) INTEROP_SEED=$(SEED) \
-	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java $(IN_PARTS) tests/interop/test_replay_torture.py $(ARGS)
+	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java $(IN_PARTS) tests/interop/test_replay_torture.py tests/interop/test_live_race.py $(ARGS)
 
 # The Java driver of the interop tests is built with Maven and a JDK.
 maven: java

@@ -1,4 +1,4 @@
-"""Which of many cases of a kind run: `make interop` takes a part of them, another one each day; `make interop-deep` all.
+"""Which of many cases and older brokers run: `make interop` takes a part, another one each day; `make interop-deep` all.
 
 A failure is repeated by the day that the first lines of the run name: make interop INTEROP_DAY=739581
 """

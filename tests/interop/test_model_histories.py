@@ -41,7 +41,7 @@ _INDEX_HEADER_SIZE, _INDEX_SLOT_SIZE, _INDEX_ENTRY_SIZE = 40, 4, 20
 
 
 def groups() -> list[list[int]]:
-    numbers = part(range(FIRST_SEED, FIRST_SEED + HISTORIES), 2)
+    numbers = part(range(FIRST_SEED, FIRST_SEED + HISTORIES), 4)
     return [numbers[at : at + GROUP] for at in range(0, len(numbers), GROUP)]
 
 

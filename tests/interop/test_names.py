@@ -12,6 +12,7 @@ from interop import names
 from interop.conftest import need
 from interop.java_build import NEWEST, tools_classpath
 from interop.real_broker import BROKERS
+from interop.share import part
 from messagestore import StoreConfig
 from messagestore.format.broker_keys import KINDS
 from messagestore.format.java_properties import properties_of, value_of
@@ -86,7 +87,7 @@ TEXTS = (
 """Values as they stand in a line."""
 
 
-@pytest.mark.parametrize("version", [LATEST, NEWEST])
+@pytest.mark.parametrize("version", part([LATEST, NEWEST], 2))
 def test_a_setting_is_what_a_broker_takes_it_for(tmp_path: Path, version: str) -> None:
     """Each setting with each text: the broker with this file is the broker with what we take it for."""
     need(version, tools_classpath)

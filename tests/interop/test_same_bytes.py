@@ -16,14 +16,14 @@ from interop import recipes
 from interop.java_build import OLDER
 from interop.java_store import ANSWER_S, COUNTS, Driver, JavaStore, java_config
 from interop.recipes import T0_MS, Put, Recipe
-from interop.share import part
+from interop.share import IS_WHOLE, part
 from interop.trees import difference, tree
 from messagestore.format.layout import INDEX_HEADER
 
 SEEDS = 250
 DAYS = 8
 """In which all seeds come to their turn."""
-EXAMPLES = 20
+EXAMPLES = 20 if IS_WHOLE else 6
 quietly = settings(
     max_examples=EXAMPLES,
     deadline=None,
