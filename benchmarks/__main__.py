@@ -129,9 +129,9 @@ def main() -> None:
     for suite, (words, groups) in SUITES.items():
         store = suites.add_parser(suite, help=words)
         store.add_argument(
-            "--quick", action="store_true", help="100 000 rows, one round, in memory: does everything run?"
+            "--quick", action="store_true", help="20 000 rows, one round, in memory: does everything run?"
         )
-        store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 100 000)")
+        store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 20 000)")
         store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 1)")
         store.add_argument("--only", nargs="+", choices=groups, default=groups, help="some groups of figures")
         if suite == "dashboard":
@@ -162,7 +162,7 @@ def main() -> None:
             group(arguments.suite, name)(
                 Settings(
                     folder=Path(folder),
-                    rows=arguments.rows or (100_000 if arguments.quick else 1_000_000),
+                    rows=arguments.rows or (20_000 if arguments.quick else 1_000_000),
                     rounds=arguments.rounds or (1 if arguments.quick else 5),
                     quick=arguments.quick,
                     publish=getattr(arguments, "publish", None),
