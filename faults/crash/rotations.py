@@ -1,6 +1,7 @@
 """The certificates and tokens between Spark and a store on another host, replaced while a query runs.
 
-new token            as it is done right: the server knows both for a while, so no query may fail
+new token            the server knows both for a while, so no query may fail. The file of the clients is written as `cp`
+                     writes it: it is empty for a moment
 new certificate      the same: clients trust both for a while
 expired certificate  new connections are refused by the client, until there is another one
 wrong token          requests are refused by the server, until the right one is there again
@@ -19,6 +20,7 @@ from pathlib import Path
 from tls_files import certificate, expired, replace, token_line
 
 _SEEN_S = 120.0
+_EMPTY_S = 0.1
 
 
 class Secrets:
@@ -59,13 +61,13 @@ class Secrets:
             self._token_number += 1
             self._accept(self._token_number - 1, self._token_number)
             _until(lambda: self._status() == 200)
-            replace(self._token, f"token-{self._token_number}")
+            _write(self._token, f"token-{self._token_number}")
             self._accept(self._token_number)
         elif kind == "new certificate":
             before = self._made[0]
             self._cert_number += 1
             self._made = certificate(self._folder, f"cert-{self._cert_number}")
-            self._trust(before, self._made[0])
+            _write(self._trusted, Path(before).read_text() + Path(self._made[0]).read_text())
             self._show(*self._made)
             _until(lambda: self._shown() == _der(self._made[0]))
             self._trust(self._made[0])
@@ -111,6 +113,12 @@ class Secrets:
             connection.connect()
             assert isinstance(connection.sock, ssl.SSLSocket)
             return connection.sock.getpeercert(binary_form=True) or b""
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text("")
+    time.sleep(_EMPTY_S)
+    path.write_text(text)
 
 
 def ready(port: int) -> bool:

@@ -500,22 +500,26 @@ def _words(reason: BaseException) -> str:
 
 _contexts: dict[tuple[str, ...], tuple[object, ssl.SSLContext]] = {}
 _MOST_TOKEN = 4096
+_SETTLED_S, _SETTLING_S = 1.0, 0.02
 
 
 def _context(settings: RemoteSettings) -> ssl.SSLContext:
     """The TLS settings, read again when a file has changed.
 
     Files that are being replaced may not fit together for a moment, so the settings before stay if the new ones cannot
-    be used.
+    be used. A process that has none waits for that moment.
     """
     paths = (settings.ca_file, settings.cert_file, settings.key_file)
     before = _contexts.get(paths)
 
-    try:
+    def load() -> tuple[object, ssl.SSLContext]:
         stamps = tuple(_stamp(path) for path in paths if path)
         if before is not None and before[0] == stamps:
-            return before[1]
-        made = _new_context(settings)
+            return before
+        return stamps, _new_context(settings)
+
+    try:
+        _contexts[paths] = load() if before is not None else _settled(load)
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)
         if before is None:
@@ -527,9 +531,7 @@ def _context(settings: RemoteSettings) -> ssl.SSLContext:
             ) from None
         _log.warning("the certificates of before stay in use, because %s cannot be used: %s", paths, words)
         return before[1]
-
-    _contexts[paths] = stamps, made
-    return made
+    return _contexts[paths][1]
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
@@ -550,8 +552,7 @@ def _new_context(settings: RemoteSettings) -> ssl.SSLContext:
 
 def _token(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            content = file.read(_MOST_TOKEN + 1).strip()
+        return _settled(lambda: _read_token(path))
     except OSError as error:
         raise ConfigError(
             f"option tokenFile: found {path!r}, which cannot be read ({error.strerror}); allowed is a file with a "
@@ -559,16 +560,36 @@ def _token(path: str) -> str:
             key="tokenFile",
             value=path,
         ) from None
-
-    token = content.decode("latin-1")
-    if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    except ValueError:
         raise ConfigError(
             f"option tokenFile: found {path!r}, which has no token; allowed is one line of at most {_MOST_TOKEN:,} "
             f"printable characters without blanks",
             key="tokenFile",
             value=path,
-        )
+        ) from None
+
+
+def _read_token(path: str) -> str:
+    with open(path, "rb") as file:
+        token = file.read(_MOST_TOKEN + 1).strip().decode("latin-1")
+    if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError
     return token
+
+
+def _settled(load: Callable[[], _Found]) -> _Found:
+    """What some files have. If they cannot be used, they are read again for a moment.
+
+    `cp` empties a file before it writes it, and files that belong together are replaced one after the other.
+    """
+    until_s = time.monotonic() + _SETTLED_S
+    while True:
+        try:
+            return load()
+        except (OSError, ValueError):
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(_SETTLING_S)
 
 
 def _tls_fault(url: str, error: ssl.SSLError, *, was_open: bool) -> StoreError | None:

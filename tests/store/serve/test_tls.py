@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace as changed
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from messagestore.serve.lifecycle import ServedStore
 from messagestore.serve.limits import MIB, Limits
 from messagestore.serve.server import Server
 from messagestore.serve.service import Service
-from messagestore.spi import STORES, ColumnTexts, Location, Range, Write, encode, store_host_of
+from messagestore.spi import STORES, ColumnTexts, Location, Range, Write, connections, encode, store_host_of
 from messagestore.spi.connections import link_to
 from messagestore.spi.location import RemoteSettings
 from small import SMALL, bodies, columns, filled
@@ -350,6 +351,26 @@ def test_certificates_are_replaced_under_a_running_client(setting: Setting) -> N
     assert shown.split() == Path(setting.cert).read_text().split()
     kept.close()
     reader.close()
+
+
+def test_the_files_of_a_client_may_be_empty_for_a_moment(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cp` empties a file before it writes it; a process that has never read it waits, as Spark's new ones do."""
+    setting.start()
+    token, trusted = setting.token, Path(setting.location().settings.ca_file)
+    for path in (token, trusted):
+        text = path.read_text()
+        waited: list[float] = []
+
+        def write(pause_s: float, path: Path = path, text: str = text, waited: list[float] = waited) -> None:
+            waited.append(pause_s)
+            path.write_text(text)
+
+        monkeypatch.setattr(connections, "_contexts", {})
+        monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=time.monotonic, sleep=write))
+        path.write_text("")
+        link_to(setting.server.url, setting.location().settings).forget()  # type: ignore[union-attr]
+        assert setting.describe().store_id
+        assert waited == [connections._SETTLING_S]
 
 
 def test_wrong_new_files_leave_the_old_ones_in_use(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
