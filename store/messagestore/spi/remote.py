@@ -411,8 +411,8 @@ class RemoteStaging:
 
     def finish(self) -> StagedFile:
         """Complete the file."""
+        self._stop()  # a sign of life behind the last frame would be in front of the connection's next request
         self._send(frames.packed({"finish": True}))
-        self._stop()
         assert self._staged is not None
         return self._staged
 

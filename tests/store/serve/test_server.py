@@ -29,13 +29,14 @@ from messagestore import (
     StoreUnavailableError,
     StoreWentBackwardsError,
 )
+from messagestore.batches.staging import StagingWriter
 from messagestore.serve import server as serving
 from messagestore.serve import service as services
 from messagestore.serve.hosted import Hosted
 from messagestore.serve.limits import MIB, Budget, BusyError, Limits
 from messagestore.serve.server import Server
 from messagestore.serve.service import Service
-from messagestore.spi import ColumnTexts, PlannedWrite, Range, Write, encode, store_host_of
+from messagestore.spi import ColumnTexts, PlannedWrite, Range, StagedFile, Write, encode, store_host_of
 from messagestore.spi import remote as clients
 from messagestore.spi.connections import Connection, Link
 from messagestore.spi.local import LocalReader
@@ -588,6 +589,28 @@ def test_a_file_is_sent_again_to_a_server_that_was_restarted(root: str, monkeypa
     assert writer.commit([staged], BatchRequest("app", 0), found.store_id).result.row_count == 10
     assert staged_names(root) == []
     second.stop()
+
+
+def test_a_file_whose_end_takes_long_leaves_the_connection_for_other_requests(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """No sign of life comes after the last frame, where the server takes it for the beginning of a request."""
+    monkeypatch.setattr(clients, "_FIRST_SIZE", 1)
+    monkeypatch.setattr(clients, "_ALIVE_S", 0.05)
+    finish = StagingWriter.finish
+
+    def finished_late(staging: StagingWriter) -> StagedFile:
+        time.sleep(0.5)
+        return finish(staging)
+
+    monkeypatch.setattr(StagingWriter, "finish", finished_late)
+    writer = settings().writer(server.url, SMALL, staging_ttl_s=60)
+    found, host = writer.describe(), store_host_of(SMALL)
+    with writer.stage(Write("0", "k"), found.store_id) as staging:
+        staging.write(encode(ColumnTexts(columns(bodies(5))), limits=SMALL, store_host=host, born_host=host))
+        staging.finish()
+    time.sleep(0.5)  # an answer to what is no request would come now
+    assert writer.describe() == found
 
 
 @pytest.fixture
