@@ -1377,19 +1377,20 @@ class MessageStore(ReadOnlyStore):
             A sync failed in the background, or a put was interrupted, and no call has reported it yet. Messages that
             were put with ASYNC_FLUSH may be missing.
         """
-        if self._closed:
+        session = self._session
+        if session is None:
             return
-        assert self._session is not None
         failed: StoreError | None = None
         try:
-            self._attached.empty_pool(self._session)
+            self._attached.empty_pool(session)
         except StoreFullError:
             raise  # nothing is given up yet
         except StoreError as error:
             failed = error  # it is raised when the store is closed
-        self._closed = True
+        if self._closed:
+            return  # another thread has closed it meanwhile
+        self._closed, self._session = True, None
 
-        session, self._session = self._session, None
         try:
             writer = self._puts.close()
             for part in ("_half_checks", "_half_messages"):  # those that were used

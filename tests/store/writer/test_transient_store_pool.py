@@ -9,6 +9,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -346,6 +347,25 @@ def test_a_close_that_is_interrupted_gives_nothing_up(tmp_path: Path, monkeypatc
             store.close()
     store.close()
     assert seen(tmp_path) == [b"waits"]
+
+
+def test_a_second_close_during_the_first_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = waiting(tmp_path)
+    run, drains = PoolDrain.run, threading.Event()
+
+    def slow(drain: PoolDrain, end: int | None = None) -> None:
+        drains.set()
+        time.sleep(0.2)
+        run(drain, end)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor() as threads:
+        patched.setattr(PoolDrain, "run", slow)
+        first = threads.submit(store.close)
+        assert drains.wait(60.0)
+        second = threads.submit(store.close)
+        for each in (first, second):
+            each.result()
+    assert seen(tmp_path) == [b"first", b"waits"]
 
 
 def test_a_delayed_message_that_waits_in_memory_is_delivered_when_it_is_due(tmp_path: Path) -> None:
