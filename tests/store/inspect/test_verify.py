@@ -420,6 +420,35 @@ def test_a_topic_made_again_by_a_writer_that_was_killed_is_no_fault(tmp_path: Pa
     assert not checked(damaged).ok, "unit 0 of queue 1 points to a message of queue 0"
 
 
+def test_a_writer_that_was_killed_while_it_made_a_queue_again_leaves_a_whole_store(tmp_path: Path) -> None:
+    """The queue has its folder, and no file yet. So its old records do not say where the new topic begins."""
+
+    copies, copied = list[Path](), list[Path]()
+
+    class Copying(Disk):
+        def make_folders(self, path: str) -> list[str]:
+            made = super().make_folders(path)
+            for root in copied:
+                copies.append(tmp_path / f"killed {len(copies)}")
+                shutil.copytree(root, copies[-1])
+            return made
+
+    with MessageStore.open(tmp_path / "store", SMALL, disk=Copying()) as store:
+        for number in range(21):
+            store.put_message(Message("t", b"old", queue_id=number % 3))
+        store.delete_topic("t")
+        store.create_topic("t", 3)
+        store.put_message(Message("other", b"x", queue_id=0))
+        copied.append(tmp_path / "store")
+        for number in range(3):
+            store.put_message(Message("t", b"new", queue_id=number))
+        copied.clear()
+    assert len(copies) == 3
+    for root in copies:
+        report = checked(root)
+        assert report.ok, report.findings
+
+
 def test_retention_takes_the_first_segment(tmp_path: Path) -> None:
     """Units and index entries below the first segment are no fault, nor is a journal entry."""
     root = with_batches(filled(tmp_path / "store", 300), 1, SMALL)
