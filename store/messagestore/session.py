@@ -683,11 +683,13 @@ class AttachedStore:
         try:
             if self._attachment is None or not self._watcher.is_mine():
                 return None
-            with contextlib.suppress(StoreError, OSError):  # no caller sees the error; the next writer recovers
+            try:
                 if self._attachment.broker_waits():
                     self._make_way()
                 elif self._is_due(self._attachment):
                     self.detach()
+            except (StoreError, OSError) as error:  # the next writer recovers what is in the log
+                _log.warning("%s: the store could not be closed properly: %s", self.paths.root, error)
         finally:
             self.mutex.release()
             _ending.end_if_detached()

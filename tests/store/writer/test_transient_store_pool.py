@@ -26,10 +26,12 @@ from messagestore import (
     StoreClosedError,
     StoreConfig,
     StoreFullError,
+    StoreLockedError,
     StorePoisonedError,
 )
 from messagestore.errors import PutMessageStatus
 from messagestore.files.disk import Disk
+from messagestore.files.writer_lock import Attachment
 from messagestore.inspect.verify import verify
 from messagestore.session import AttachedStore
 from messagestore.writer.pool_drain import PoolDrain
@@ -423,6 +425,21 @@ def test_a_process_that_ends_on_a_full_disk_says_what_is_lost(tmp_path: Path, ca
     with MessageStore.open(tmp_path, SMALL_POOL) as store:
         assert read_all(store) == [b"first"]
     assert verify(tmp_path).ok
+
+
+def test_a_broker_that_comes_while_the_disk_is_full_leaves_a_line_about_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives a writer no time to wait for room."""
+    store, disk = waiting(tmp_path)
+    disk.number = errno.ENOSPC
+    monkeypatch.setattr(Attachment, "broker_waits", lambda attachment: True)
+    store._attached.wake_watcher()
+    wait_until(lambda: not store._attached.attached)
+    with pytest.raises(StoreLockedError):
+        put(store, b"later")
+    assert "could not be closed properly: " in caplog.text and "no room for" in caplog.text
+    store.close()
 
 
 @pytest.mark.parametrize("config", [SMALL_POOL, COMMITTING], ids=["a caller commits", "the thread commits"])
