@@ -71,7 +71,7 @@ def running(classpath: str, folder: Path) -> Iterator[Broker]:
     environment = {**os.environ, "HOME": str(folder)}
     environment.pop("JDK_JAVA_OPTIONS", None)  # flags for another JVM, as the tests of Spark set them
     java = ["java", "-cp", classpath]
-    format_ = [*java, "kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(settings)]
+    format_ = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "--config", str(settings)]
     done = subprocess.run(format_, capture_output=True, text=True, check=False, cwd=folder, env=environment)
     if done.returncode:
         raise RuntimeError(f"the Kafka broker's storage cannot be made: {(done.stdout + done.stderr)[-1000:]}")
