@@ -32,7 +32,6 @@ SECONDS ?= 3600
 SEED    ?= 1
 STORES  ?= 2000
 HISTORIES ?= 500
-CORES  := $(shell nproc)
 FAULTS  ?= 500
 BIN    := .venv/bin
 STAMP  := .venv/.installed
@@ -109,16 +108,14 @@ live-demo: setup
 	$(BIN)/python examples/12_live/live_demo.py $(ARGS)
 
 # Stores are made in memory where there is room: syncs cost nothing there (`make crash` cuts the power of real disks).
-# One process more than there are cores: some tests wait for processes of their own. CI, which runs `interop` beside it, takes
-# fewer: Spark ends a query if one of its Python processes has not come up within ten seconds.
-test: WORKERS ?= $(shell expr $(CORES) + 1)
+# One process more than there are cores: some tests wait for processes of their own.
 # The order of files is that of tests/conftest.py: xdist's own begins with those that have the most tests, and so it ends with
 # the longest ones, which have a test or two.
 # Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
 test: export PYTEST_DEBUG_TEMPROOT ?= $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 {print "/dev/shm"}')
 test: setup
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/interop -m 'not slow and not java and not browser' $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder --ignore tests/interop -m 'not slow and not java and not browser' $(ARGS)
 
 # The packages whose modules call the kernel (tests/test_house.py finds them), and what puts and reads whole stores by them.
 WITHOUT_KERNEL := tests/store/format tests/store/files tests/store/batches tests/property
@@ -132,11 +129,10 @@ test-deep: setup
 # Three processes more than there are cores: most tests wait for brokers, for their timers and for the seconds that each takes
 # to stop. Who runs what is said in tests/interop/conftest.py; the order is that of tests/conftest.py.
 # Of the random cases it takes a part, which the day chooses (tests/interop/share.py): make interop INTEROP_DAY=739581
-interop: WORKERS ?= $(shell expr $(CORES) + 3)
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m java tests/interop \
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 3)) --dist loadscope --no-loadscope-reorder -m java tests/interop \
 	  $(addprefix --ignore tests/interop/test_,replay_torture.py live_race.py) $(ARGS)
 
 # A part of `interop`: brokers, name servers and clients of RocketMQ that run.
