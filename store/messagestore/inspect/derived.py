@@ -348,12 +348,12 @@ class QueueCheck:
 
     def _begin(self, topic: str, queue_id: int) -> int | None:
         """The physical offset of a queue's first record, or the limit if it begins above it; None if none was seen, or
-        the queue has no file: a writer that is killed may leave a folder.
+        if the queue has no file that can be read: a writer that is killed may leave a folder.
         """
         seen, queue = self.seen.get((topic, queue_id)), self.queue(topic, queue_id)
-        if queue is not None and not queue.offsets:
+        if queue is None or not queue.offsets:
             return None
-        if queue is not None and self._begins_above(topic, queue_id, queue):
+        if self._begins_above(topic, queue_id, queue):
             return self.limit
         return seen.begin if seen is not None and seen.first is not None else None
 
