@@ -120,6 +120,11 @@ class MappedFileQueue:
                     f"{file_name(offset)} as the next one",
                     hint=self.missing_hint,
                 )
+        self._found(offsets)
+
+    def _found(self, offsets: list[int]) -> None:
+        """Note which files exist in the folder. Whoever made the last one may have died before its name was synced."""
+        self._name_unsynced = bool(offsets)
         self.set_offsets(offsets)
 
     def remove_unmade(self) -> None:
@@ -184,7 +189,7 @@ class MappedFileQueue:
                 return  # a broker has just created it: not a file yet
             if size != self.file_size or self.max_offset > MAX_OFFSET - size:
                 raise CorruptionError(path, 0, f"a file of {self.file_size} bytes", f"{size} bytes")
-            self.set_offsets([*self.offsets, self.max_offset])
+            self._found([*self.offsets, self.max_offset])
 
     def path(self, file_from_offset: int) -> str:
         """Return the path of the file that begins at an offset."""

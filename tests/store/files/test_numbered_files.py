@@ -249,6 +249,38 @@ def test_room_may_be_taken_at_once(folder: Path):
     assert (folder / file_name(0)).stat().st_blocks * 512 >= 1 << 20
 
 
+class NamingDisk(Disk):
+    """Notes the order in which files of a folder get their names and the folder is synced."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def rename(self, source: str | Path, target: str | Path) -> None:
+        super().rename(source, target)
+        self.order.append(Path(target).name.lstrip("0") or "0")
+
+    def fsync_dir(self, path: str | Path) -> None:
+        super().fsync_dir(path)
+        self.order.append("sync")
+
+
+@pytest.mark.parametrize("how", ["load", "refresh"])
+def test_a_name_that_was_found_is_synced_before_the_next_one(folder: Path, how: str):
+    """Its writer may have been killed: a power cut must not take an earlier name and leave a later one."""
+    disk, dead = NamingDisk(), queue_of(folder)
+    dead.create(0)
+    queue = queue_of(folder, disk=disk)
+    queue.load()
+    if how == "refresh":
+        queue.name_synced(0)
+        dead.create(100)
+        queue.refresh()
+    for start in (queue.max_offset, queue.max_offset + 100):
+        queue.create(start)
+    last = int(disk.order[-1])
+    assert disk.order == ["sync", str(last - 100), "sync", str(last)]
+
+
 @pytest.mark.parametrize("call", ["pwrite", "fallocate", "rename", "mkdir"])
 def test_a_file_that_could_not_be_made_leaves_nothing(folder: Path, call: str):
     """A full disk: no half file anywhere, and the next try works."""
