@@ -1372,7 +1372,7 @@ class MessageStore(ReadOnlyStore):
         ------
         StoreFullError
             The disk has no room. If only the TransientStorePool has some of the puts, the store stays open: make room
-            and call `close` again. All other puts are in the log, and become visible when the store is opened again.
+            and call `close` again. All other puts are synced, and become visible when the store is opened again.
         StorePoisonedError
             A sync failed in the background, or a put was interrupted, and no call has reported it yet. Messages that
             were put with ASYNC_FLUSH may be missing.

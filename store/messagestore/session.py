@@ -769,6 +769,7 @@ class AttachedStore:
             writer.watch_turn()  # what is appended now would come after the store was closed for a broker
             if not attachment.intact():  # it may have changed since the check above
                 return
+            writer.sync_to_end()  # first: what was put is on the disk, even if it has no room for the rest
             writer.finish()
             writer.pool = None  # a put that comes now, before the writer is retired, is written at once
 

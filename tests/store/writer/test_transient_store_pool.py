@@ -30,7 +30,7 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore.errors import PutMessageStatus
-from messagestore.files.disk import Disk
+from messagestore.files.disk import Disk, File
 from messagestore.files.writer_lock import Attachment
 from messagestore.inspect.verify import verify
 from messagestore.session import AttachedStore
@@ -333,6 +333,40 @@ def test_a_close_whose_write_fails_says_so_once(tmp_path: Path) -> None:
     store.close()
     disk.number = 0
     with MessageStore.open(tmp_path, SMALL_POOL) as store:
+        assert read_all(store) == [b"first"]
+
+
+class FullForState(Disk):
+    """There is no room for `spark/state` while `full` is set; `synced` has the segments that were synced since."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.synced: list[str] = []
+
+    def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.full and file.path.endswith("/spark/state"):
+            raise StoreFullError("no room", path=file.path, needed=len(data), free=0)
+        super().pwrite(file, data, position)
+
+    def fdatasync(self, file: File) -> None:
+        super().fdatasync(file)
+        if self.full and "/commitlog/" in file.path:
+            self.synced.append(file.path)
+
+
+@pytest.mark.parametrize("config", [SMALL_POOL, SMALL.replace(flush_disk_type=ASYNC_FLUSH)])
+def test_a_close_without_room_for_its_notes_has_synced_the_puts(tmp_path: Path, config: StoreConfig) -> None:
+    """Another close does nothing, so what was put must be on the disk by then."""
+    disk = FullForState()
+    store = MessageStore.open(tmp_path, config, disk=disk)
+    put(store, b"first")
+    disk.full = True
+    with pytest.raises(StoreFullError):
+        store.close()
+    store.close()
+    assert len(disk.synced) == 1
+    disk.full = False
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
         assert read_all(store) == [b"first"]
 
 
