@@ -201,7 +201,7 @@ def report_lines(report: VerifyReport, root: str) -> None:
     ]
 
     line(f"checked the log from {report.start} to {report.end}: {', '.join(counts)}")
-    if report.without_property_crc:
+    if 0 < report.without_property_crc < report.record_count:  # without any, a broker's settings are the question
         records = count_words(report.without_property_crc, "record")
         line(
             f"{records} without a property CRC, the first at {report.first_without_property_crc}. A broker with "

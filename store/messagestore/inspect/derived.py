@@ -370,7 +370,8 @@ class QueueCheck:
             message = decode_message(self.log.read(at, max(size, 0)), physical_offset=at)
         except CorruptionError:
             return False
-        return (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, 0)
+        found = (message.topic, message.queue_id, message.queue_offset, message.size)
+        return found == (topic, queue_id, 0, size)
 
     def _check_units(self, topic: str, queue_id: int, limit: int | None, zeros_behind: bool) -> None:
         queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)

@@ -171,8 +171,9 @@ class Exchange:
         """Answer with JSON, or with text that is given as bytes."""
         text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode("utf-8")
         kind = "text/plain; charset=utf-8" if isinstance(body, bytes) else "application/json"
-        self._head(status, [*headers, ("Content-Type", kind)], ("Content-Length", str(len(text))), text)
-        self.sent += len(text)
+        sent = b"" if self.method == "HEAD" else text
+        self._head(status, [*headers, ("Content-Type", kind)], ("Content-Length", str(len(text))), sent)
+        self.sent += len(sent)
         self._finish()
 
     def begin(self, headers: Sequence[tuple[str, str]] = ()) -> None:

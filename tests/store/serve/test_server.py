@@ -352,6 +352,17 @@ def test_only_the_paths_of_the_protocol_are_answered(server: Server, line: str, 
     assert said(sock).split()[1] == b"%d" % status
 
 
+def test_head_is_answered_without_a_body(server: Server):
+    """Its length is that of GET's, and the connection is kept: what comes next is the next answer."""
+    sock = connected(server)
+    for line, more in (("HEAD /healthz", ""), ("GET /healthz", "Connection: close\r\n")):
+        sock.sendall(f"{line} HTTP/1.1\r\n{HEADERS}Content-Length: 0\r\n{more}\r\n".encode())
+    first, second, body = said(sock).split(b"\r\n\r\n")
+    assert first.endswith(b"Content-Length: 6")
+    assert second.startswith(b"HTTP/1.1 200")
+    assert body == b"alive\n"
+
+
 def test_another_version_is_told_both(server: Server):
     sock = connected(server)
     sock.sendall(
