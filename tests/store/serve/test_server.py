@@ -30,6 +30,7 @@ from messagestore import (
     StoreWentBackwardsError,
 )
 from messagestore.batches.staging import StagingWriter
+from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.serve import server as serving
 from messagestore.serve import service as services
 from messagestore.serve.hosted import Hosted
@@ -43,7 +44,7 @@ from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores
 from messagestore.spi.wire import frames, parts
-from small import SMALL, bodies, columns, filled, read_all
+from small import SMALL, bodies, columns, delayed, filled, read_all
 
 LIMITS = Limits(connections=12, streams=4, memory=24 * MIB, body=MIB, frame=8 * MIB, idle_s=1.0)
 HEADERS = "Host: x\r\nMessagestore-Protocol: 1-1\r\n"
@@ -600,6 +601,25 @@ def test_a_file_is_sent_again_to_a_server_that_was_restarted(root: str, monkeypa
     assert writer.commit([staged], BatchRequest("app", 0), found.store_id).result.row_count == 10
     assert staged_names(root) == []
     second.stop()
+
+
+def test_delayed_rows_of_a_client_wait_and_go_to_their_queues(root: str, server: Server):
+    writer = settings().writer(server.url, SMALL, staging_ttl_s=60)
+    found, host = writer.prepare(), store_host_of(SMALL)
+    rows = encode(ColumnTexts(delayed([1, 0, 2, 1], "late")), limits=SMALL, store_host=host, born_host=host)
+    with writer.stage(Write("0", "k"), found.store_id) as staging:
+        staging.write(rows)
+        staged = staging.finish()
+    assert writer.commit([staged], BatchRequest("app", 0), found.store_id).result.row_count == 4
+    server.stop()
+
+    with MessageStore.open(root, SMALL) as store:
+        assert [store.max_offset(SCHEDULE_TOPIC, queue_id) for queue_id in range(3)] == [2, 1, 0]
+        assert read_all(store, "late", 1) == bodies(1, start=1)
+        until(lambda: store.deliver_delayed().next_due_ms is None)
+        assert [read_all(store, "late", queue_id) for queue_id in (0, 1)] == [
+            [bodies(4)[number] for number in numbers] for numbers in ((0, 2), (1, 3))
+        ]
 
 
 def test_a_file_whose_end_takes_long_leaves_the_connection_for_other_requests(

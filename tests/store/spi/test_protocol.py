@@ -13,15 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from messagestore import BatchRequest, ProtocolError, StoreConfig, StoreFullError, StoreLockedError
+from messagestore import (
+    BatchRequest,
+    MessageIllegalError,
+    ProtocolError,
+    StoreConfig,
+    StoreFullError,
+    StoreLockedError,
+)
 from messagestore.errors import StoreUnavailableError
 from messagestore.format.gathered import Gathered
+from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.serve.hosted import REPORTS, Hosted, bound
 from messagestore.serve.service import Service, _Request
 from messagestore.spi import ColumnTexts, Description, Ends, Range, StagedFile, Write, encode, store_host_of
 from messagestore.spi.interface import Report, StoreReader, StoreWriter
 from messagestore.spi.wire import failures, frames, parts, values, versions
-from small import SMALL, bodies, columns
+from small import SMALL, bodies, columns, delayed
 
 PROTOCOL = (Path(__file__).resolve().parents[3] / "store" / "PROTOCOL.md").read_text(encoding="utf-8")
 
@@ -279,6 +287,24 @@ def test_rows_arrive_as_they_were():
         "data",
     ):
         assert np.array_equal(getattr(again, name), getattr(rows, name))
+
+
+@pytest.mark.parametrize(
+    ("real_queues", "is_right"), [([["t", 0], ["t", 1]], True), ([], False), ([[SCHEDULE_TOPIC, 0]], False)]
+)
+def test_rows_may_wait_in_the_topic_of_delayed_messages_if_they_go_to_another_one(
+    real_queues: list[list[Any]], is_right: bool
+):
+    host = store_host_of(SMALL)
+    rows = encode(ColumnTexts(delayed([1, 2])), limits=SMALL, store_host=host, born_host=host)
+    frame = read(b"".join(parts.pack_rows(rows)))
+    frame.head["rows"]["real_queues"] = real_queues
+    if is_right:
+        again = parts.unpack_rows(frame)
+        assert (again.run_topics, again.real_queues) == (rows.run_topics, rows.real_queues)
+    else:
+        with pytest.raises(MessageIllegalError, match="delayed messages wait there"):
+            parts.unpack_rows(frame)
 
 
 def changed(name: str, change: Any) -> frames.Frame:

@@ -17,7 +17,7 @@ from messagestore.errors import ProtocolError
 from messagestore.format.gathered import Gathered
 from messagestore.format.layout import MAGIC_V1, MAGIC_V2, RECORD_HEAD
 from messagestore.format.message import check_queue_id, check_topic
-from messagestore.format.rows import Rows
+from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.spi.wire.frames import Frame, numbers, packed
 from messagestore.spi.wire.values import checked
 
@@ -151,7 +151,9 @@ def unpack_rows(frame: Frame) -> Rows:
     np.cumsum(sizes, out=starts[1:])
     _check_arrays(arrays, starts, topics)
 
-    for topic in {*topics, *(topic for topic, _ in real_queues)}:
+    # Delayed rows wait in a topic of the broker's, and say to which topics they go when they are due.
+    waits_in = {SCHEDULE_TOPIC} if real_queues else set()
+    for topic in ({*topics} - waits_in) | {topic for topic, _ in real_queues}:
         check_topic(topic)
     for queue_id in (int(arrays["run_queue_ids"].min(initial=0)), int(arrays["run_queue_ids"].max(initial=0))):
         check_queue_id(queue_id)
