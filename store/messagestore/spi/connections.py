@@ -250,17 +250,21 @@ class Attempt:
             if not silent_s and self._deadline.first():
                 return
         if not self._deadline.wait(reason, asked_s, silent_s):
-            self._give_up(reason)
+            self._give_up(reason, was_refused=was_refused)
 
-    def _give_up(self, reason: Exception) -> None:
+    def _give_up(self, reason: Exception, *, was_refused: bool = False) -> None:
         unknown = self._unknown and self._deadline.was_sent
+        found = "the server refused" if was_refused else "no answer to"
         end = "Look at the server's log, and at the network between this host and the server"
         if unknown:
             end = "The batch may be in the log or not: commit it again, and it is recognised"
-        raise (CommitUnknownError if unknown else StoreUnavailableError)(
-            f"{self._link.url}: no answer to {self._what} for {self._deadline.waited_s:.0f} s (retryTimeout is "
+        error = (CommitUnknownError if unknown else StoreUnavailableError)(
+            f"{self._link.url}: {found} {self._what} for {self._deadline.waited_s:.0f} s (retryTimeout is "
             f"{self._link.settings.retry_timeout_s:g} s), at last: {_words(reason)}. {end}"
-        ) from reason
+        )
+        for note in getattr(reason, "__notes__", ()):  # the request, as the server's log names it
+            error.add_note(note)
+        raise error from reason
 
 
 class Deadline:

@@ -211,11 +211,25 @@ def test_more_streams_than_there_are_places_come_again_later(root: str, server: 
     for each in taken:
         each.__enter__()
     reader = settings(0.5).reader(server.url)
-    with pytest.raises(StoreUnavailableError, match="4 streams are open"):
+    with pytest.raises(StoreUnavailableError, match="the server refused gather for .*4 streams are open"):
         list(reader.gather([Range("t", 0, 0, 30)]))
     threading.Timer(0.3, lambda: [each.__exit__(None, None, None) for each in taken]).start()
     found = list(settings().reader(server.url).gather([Range("t", 0, 0, 30)]))
     assert sum(len(part.sizes) for part in found) == 30
+
+
+def test_a_client_that_was_refused_until_its_time_was_over_names_the_request(
+    root: str, server: Server, caplog: pytest.LogCaptureFixture
+):
+    """The last refusal is a line in the server's log, which is found by the id that the client's error has."""
+    with contextlib.ExitStack() as taken:
+        for _ in range(LIMITS.streams):
+            taken.enter_context(server.service.budget.stream())
+        with pytest.raises(StoreUnavailableError) as caught:
+            list(settings(0.5).reader(server.url).gather([Range("t", 0, 0, 30)]))
+    (note,) = caught.value.__notes__
+    refusal = [record.getMessage() for record in caplog.records if "refused with 503" in record.getMessage()][-1]
+    assert note == f"request {refusal.split()[0]} in the log of the store's server"
 
 
 def test_memory_is_waited_for_and_given_back():
