@@ -290,20 +290,27 @@ def test_rows_arrive_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("real_queues", "is_right"), [([["t", 0], ["t", 1]], True), ([], False), ([[SCHEDULE_TOPIC, 0]], False)]
+    ("real_queues", "fault"),
+    [
+        ([["t", 0], ["t", 1]], ""),
+        ([], "delayed messages wait there"),
+        ([[SCHEDULE_TOPIC, 0]], "delayed messages wait there"),
+        ([["t", -1]], "queue"),
+        ([["t", 1 << 40]], "queue"),
+    ],
 )
 def test_rows_may_wait_in_the_topic_of_delayed_messages_if_they_go_to_another_one(
-    real_queues: list[list[Any]], is_right: bool
+    real_queues: list[list[Any]], fault: str
 ):
     host = store_host_of(SMALL)
     rows = encode(ColumnTexts(delayed([1, 2])), limits=SMALL, store_host=host, born_host=host)
     frame = read(b"".join(parts.pack_rows(rows)))
     frame.head["rows"]["real_queues"] = real_queues
-    if is_right:
+    if not fault:
         again = parts.unpack_rows(frame)
         assert (again.run_topics, again.real_queues) == (rows.run_topics, rows.real_queues)
     else:
-        with pytest.raises(MessageIllegalError, match="delayed messages wait there"):
+        with pytest.raises(MessageIllegalError, match=fault):
             parts.unpack_rows(frame)
 
 

@@ -155,7 +155,8 @@ def unpack_rows(frame: Frame) -> Rows:
     waits_in = {SCHEDULE_TOPIC} if real_queues else set()
     for topic in ({*topics} - waits_in) | {topic for topic, _ in real_queues}:
         check_topic(topic)
-    for queue_id in (int(arrays["run_queue_ids"].min(initial=0)), int(arrays["run_queue_ids"].max(initial=0))):
+    queue_ids = arrays["run_queue_ids"]
+    for queue_id in (int(queue_ids.min(initial=0)), int(queue_ids.max(initial=0)), *(last for _, last in real_queues)):
         check_queue_id(queue_id)
 
     _check_records(arrays, starts)
