@@ -9,10 +9,11 @@ three phases, each a module:
 
 How the store was left decides which rules apply:
 
-    closed          no walk: the log ends after the last record that a ConsumeQueue unit points to, plus valid records
-                    after it; if the queues are missing, the whole log is walked, and nothing in it is torn
-    by a broker     it crashed: walk from where its own recovery starts, or from C if that is higher
-    by us           walk from C, if the log holds the anchor there; otherwise from an earlier segment
+    closed by us    no walk: the log ends at C, unless something speaks against that (`Examination.objection`)
+    else closed     walk from behind the last record that a ConsumeQueue unit points to, or from C if records lead from
+                    there to C; if the queues are missing, walk over the whole log. Nothing in it is torn
+    open, a broker  it crashed: walk from where its own recovery starts, or from C if that is higher
+    open, ours      walk from C, if the record before C is there; otherwise from an earlier segment
 
 If bytes are missing that were provably synced, recovery raises `CorruptionError`. Anything else after the last record
 that counts is the torn end of the log: it is saved (unless a replay of a batch contains it), zeroed and synced, and
