@@ -128,7 +128,7 @@ def _holders(view: StoreView) -> dict[str, Any]:
 
 
 def _left(traces: Traces, held: dict[str, Any]) -> str:
-    """How the store was left, in one word of `_LEFT_WORDS`."""
+    """How the store was left, in one word. `messagestore status` says what each means, and what to do about it."""
     left, condition, state = traces.left, traces.condition, traces.state
     if condition.closed:
         return "closed"
