@@ -1,7 +1,7 @@
 """What a reader sees of a store: one class for each way in which the store was left.
 
-    UpTo          a writer of ours is, or was, at work: what ends at or below V
-    Unrecovered   it ended with the machine, or was killed: what is proven in the log, too
+    UpTo          a writer of ours is attached, or was killed idle or with SYNC_FLUSH: what ends at or below V
+    Unrecovered   it ended with the machine, or was killed with ASYNC_FLUSH: what the log proves behind C, or behind V
     Sealed        a writer of ours closed the store: the queues, as their seals say
     Units         a broker wrote last, or nobody knows who: the queues; each unit is compared with its record
 

@@ -1,12 +1,14 @@
 """The view of a reader: what it may see, and how it reads it.
 
 How the store was left decides what a reader sees (`log.condition`), and each answer is a class of `read.sight`. While a
-writer of ours has it open, V is loaded once, and every queue is limited to units whose record ends at or below V. If
-only the queues show where the log ends, the reader reads `abort` again after them; if it is ours now, `state` decides.
+writer of ours has it open, each look reads V once, and every queue is limited to units whose record ends at or below V.
+If only the queues show where the log ends, the reader reads `abort` again after them; if it is ours now, `state`
+decides.
 
-Until a writer has recovered the store, a V that was written in another boot counts only up to C, and up to the end of
-the last batch after C that is proven to be on the disk (`proven_tail`). If a writer with ASYNC_FLUSH was killed in this
-boot, the records after V count, too. Readers never write.
+A V that was written in another boot does not count. Until a writer has recovered the store, a reader then sees what
+ends at or below C, and what lies before the end of the last batch after C that is proven to be on the disk
+(`proven_tail`). If a writer with ASYNC_FLUSH was killed in this boot, the records after V count, too. Readers never
+write.
 
 A reader with `readUpTo=flushed` takes the flushed end instead of V. What is proven after a reboot is on the disk.
 
