@@ -7,6 +7,9 @@ which queue offset comes next and `store_clock` which store time, `pool_drain` b
 
     state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
 
+`state` is written before the bytes only if it does not say yet that something is in flight. With ASYNC_FLUSH, the sync
+comes at any time after the bytes.
+
 With the TransientStorePool, single puts wait in memory before that, and `PoolDrain` writes their bytes.
 
 The record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment
