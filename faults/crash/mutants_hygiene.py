@@ -13,7 +13,7 @@ from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched, power_cuts, without
 from messagestore import StoreError
 from messagestore.batches import staging
-from messagestore.files import disk as mapped_file
+from messagestore.files import disk as disk_module
 from messagestore.files import index_file, staging_files
 from messagestore.files.store_root import Place
 from messagestore.format import message
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "the owner's own links are refused",
-        without(mapped_file, "is_owners_link", result=False),
+        without(disk_module, "is_owners_link", result=False),
         "fuzz: folders elsewhere",
         hostile("folders elsewhere"),
     ),

@@ -18,7 +18,7 @@ from crash.planting import Ground, Mutant, Search, patched, without
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig, StoreError, StorePoisonedError
 from messagestore import session as attached_store
 from messagestore.batches import append as transaction
-from messagestore.files import disk as mapped_file
+from messagestore.files import disk as disk_module
 from messagestore.files import store_root
 from messagestore.files.disk import Disk, File
 from messagestore.format import batch_record
@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant("what a signal handler raises while a record is read counts as damage of the record", without(batch_record, "pass_on"), "a batch that is sent again", sent_again),
     Mutant("letting go of a store is not finished after an interrupt", patched(AttachedStore, "_drop", lets_go_once), "interrupts", interrupted("opened again", "session", "store_files")),
     Mutant("a session that an interrupt has lost stays open", patched(attached_store, "weakref", keeps_sessions), "interrupts", interrupted("opened again", "session", "message_store")),
-    Mutant("a rename that answered with an error counts as failed", patched(mapped_file, "_rename", takes_the_answer), "fuzz: renames that answer with an error", named(sessions.renames_that_answer_with_an_error)),
+    Mutant("a rename that answered with an error counts as failed", patched(disk_module, "_rename", takes_the_answer), "fuzz: renames that answer with an error", named(sessions.renames_that_answer_with_an_error)),
     Mutant("a batch is written whether or not its queues can be made", without(transaction, "_check_names"), "fuzz: few inodes", named(sessions.few_names)),
     Mutant("whoever may read a store may lock it", patched(store_root, "of_writers", lambda _: lambda mode: mode), "fuzz: locks of readers", named(sessions.locks_of_readers)),
     Mutant("a session acts in whatever folder is at its path", without(Disk, "hold_root"), "fuzz: a folder moved under a session", named(a_folder_that_moves)),

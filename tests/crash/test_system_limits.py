@@ -20,7 +20,7 @@ from crash.harness import SMALL, Promise, batch_columns, check_store, do_step, n
 from crash.imitate import rows_seen
 from crash.workloads import WORKLOADS, Bases
 from messagestore import BatchRequest, Message, MessageStore, StoreFullError
-from messagestore.files import disk as mapped_file
+from messagestore.files import disk as disk_module
 from messagestore.files.disk import Disk
 from messagestore.inspect.verify import verify
 
@@ -215,16 +215,16 @@ def test_a_signal_while_an_append_is_undone_is_no_failure(tmp_path: Path, monkey
     disk, calls = Disk(), []
     file = disk.open_new(tmp_path / "file", 0)
     disk.pwrite(file, b"\xff" * 10_000, 0)
-    real = mapped_file._libc
+    real = disk_module._libc
 
     def interrupted(*arguments: object) -> int:
         calls.append(arguments)
         if len(calls) < 3:
-            mapped_file.ctypes.set_errno(errno.EINTR)
+            disk_module.ctypes.set_errno(errno.EINTR)
             return -1
         return int(real.fallocate(*arguments))
 
-    monkeypatch.setattr(mapped_file, "_libc", SimpleNamespace(fallocate=interrupted))
+    monkeypatch.setattr(disk_module, "_libc", SimpleNamespace(fallocate=interrupted))
     disk.punch(file, 100, 9_000)
     assert (tmp_path / "file").read_bytes() == b"\xff" * 100 + bytes(9_000) + b"\xff" * 900
     assert len(calls) == 3

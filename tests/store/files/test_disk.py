@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagestore.errors import CorruptionError, NotAStoreError, StoreFullError
-from messagestore.files import disk as mapped_file
+from messagestore.files import disk as disk_module
 from messagestore.files.disk import Disk, File, FilePool, new_file, pool_limit, read_exactly, replace_file
 
 
@@ -317,7 +317,7 @@ def test_a_punched_range_is_zero(tmp_path_factory: pytest.TempPathFactory, holes
 
     class NoHolesLibrary:
         def fallocate(self, *args: object) -> int:
-            mapped_file.ctypes.set_errno(errno.EOPNOTSUPP)
+            disk_module.ctypes.set_errno(errno.EOPNOTSUPP)
             return -1
 
     disk = Disk()
@@ -325,7 +325,7 @@ def test_a_punched_range_is_zero(tmp_path_factory: pytest.TempPathFactory, holes
     disk.pwrite(file, b"\xff" * 15_000, 0)
     with pytest.MonkeyPatch.context() as patch:
         if not holes:
-            patch.setattr(mapped_file, "_libc", NoHolesLibrary())
+            patch.setattr(disk_module, "_libc", NoHolesLibrary())
         disk.punch(file, position, size)
     model = bytearray(b"\xff" * 15_000 + bytes(5_000))
     end = min(position + size, 20_000)

@@ -211,7 +211,7 @@ def test_more_streams_than_there_are_places_come_again_later(root: str, server: 
     for each in taken:
         each.__enter__()
     reader = settings(0.5).reader(server.url)
-    with pytest.raises(StoreUnavailableError, match="the server refused gather for .*4 streams are open"):
+    with pytest.raises(StoreUnavailableError, match=r"the server refused gather for .*4 streams are open"):
         list(reader.gather([Range("t", 0, 0, 30)]))
     threading.Timer(0.3, lambda: [each.__exit__(None, None, None) for each in taken]).start()
     found = list(settings().reader(server.url).gather([Range("t", 0, 0, 30)]))
