@@ -949,7 +949,9 @@ class MessageStore(ReadOnlyStore):
         MessageIllegalError
             The message or the group cannot be stored. Nothing was written.
         StoreFullError, StorePoisonedError, StoreLockedError
-            As for `put_message`.
+            As for `put_message`. With `transientStorePoolEnable`, a `StoreFullError` may say that the half message is
+            in the memory of this process, with its message id: it is open when there is room, and must not be prepared
+            again.
 
         Examples
         --------

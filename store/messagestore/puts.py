@@ -22,6 +22,7 @@ from messagestore.errors import (
     PutMessageStatus,
     StoreClosedError,
     StoreError,
+    StoreFullError,
     StorePoisonedError,
     note_statuses,
 )
@@ -257,10 +258,29 @@ class Puts:
                 property_crc=config.enabled_append_prop_crc,
                 flush_disk_type=config.flush_disk_type,
             )
-            self.writer.pool_drain.run(put.end)
+            try:
+                self.writer.pool_drain.run(put.end)
+            except StoreFullError as error:
+                raise self._kept_in_memory(error, put) from error
+            except StorePoisonedError as error:
+                raise in_doubt(error, put.physical_offset) from error
             return self._result(put, held_s)
 
         return self._put(append, wait=wait)
+
+    def _kept_in_memory(self, error: StoreFullError, put: Row) -> StoreFullError:
+        """The error for a put that is among those in the pool for which the disk has no room."""
+        message_id = offset_message_id(self.writer.files.store_host, put.physical_offset)
+        kept = StoreFullError(
+            f"{error}. This put is among them, with the message id {message_id}: it counts as soon as they are "
+            "written, so do not put it again",
+            path=error.path,
+            needed=error.needed,
+            free=error.free,
+        )
+        kept.errno = error.errno
+        note_statuses(kept, PutMessageStatus.SERVICE_NOT_AVAILABLE, AppendMessageStatus.PUT_OK)
+        return kept
 
     def _put(self, append: Callable[[], PutMessageResult], *, wait: bool) -> PutMessageResult:
         """Append, wait for the sync if `wait` says so, and count how the put ends."""

@@ -29,7 +29,7 @@ from messagestore import (
     StoreLockedError,
     StorePoisonedError,
 )
-from messagestore.errors import PutMessageStatus
+from messagestore.errors import AppendMessageStatus, PutMessageStatus
 from messagestore.files.disk import Disk, File
 from messagestore.files.writer_lock import Attachment
 from messagestore.inspect.verify import verify
@@ -284,6 +284,35 @@ def test_a_full_disk_keeps_the_puts_in_memory(tmp_path: Path) -> None:
     store.close()
     assert seen(tmp_path) == [b"first", b"second", b"third", b"fourth"]
     assert verify(tmp_path).ok
+
+
+def test_a_half_message_that_stays_in_memory_says_so(tmp_path: Path) -> None:
+    """It is open when there is room, so nobody may prepare it again; one that was refused is nowhere."""
+    store, disk = waiting(tmp_path)
+    store.half_message(Message("t", b"rolled back", queue_id=0), "group").rollback()
+    disk.number = errno.ENOSPC
+    with pytest.raises(StoreFullError, match=r"This put is among them.*do not put it again") as caught:
+        store.half_message(Message("t", b"kept", queue_id=0), "group")
+    assert caught.value.put_status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+    assert caught.value.append_status is AppendMessageStatus.PUT_OK
+    with pytest.raises(StoreFullError) as refused:
+        store.half_message(Message("t", b"refused", queue_id=0), "group")
+    assert "This put is among them" not in str(refused.value)
+    disk.number = 0
+    [half] = store.open_halves()
+    assert half.message_id in str(caught.value)
+    store.find_half(half.message_id).commit()
+    assert read_all(store) == [b"first", b"waits", b"kept"]
+    store.close()
+
+
+def test_a_half_message_whose_write_fails_is_in_doubt(tmp_path: Path) -> None:
+    store, disk = waiting(tmp_path)
+    store.half_message(Message("t", b"rolled back", queue_id=0), "group").rollback()
+    disk.number = errno.EIO
+    with pytest.raises(StorePoisonedError, match=r"This put was appended at physical offset \d+"):
+        store.half_message(Message("t", b"half", queue_id=0), "group")
+    store.close()
 
 
 def test_the_thread_tries_a_full_disk_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
