@@ -118,13 +118,21 @@ class Budget:
             if self.streams >= self.limits.streams:
                 raise BusyError(f"{self.streams} streams are open, and at most {self.limits.streams} are allowed")
             self.streams += 1
+        try:
+            with self.room() as room:
+                yield room
+        finally:
+            with self._changed:
+                self.streams -= 1
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Room]:
+        """Memory for an answer that is no stream, none yet."""
         room = Room(self)
         try:
             yield room
         finally:
             room.take(0)
-            with self._changed:
-                self.streams -= 1
 
     @contextlib.contextmanager
     def report(self, is_gone: Callable[[], bool]) -> Iterator[None]:

@@ -27,6 +27,7 @@ from messagestore.serve.counters import Counters, staged_text
 from messagestore.serve.exchange import CutError, Exchange
 from messagestore.serve.hosted import READS, REPORTS, Hosted, StoreReader, StoreWriter, bound
 from messagestore.serve.limits import Budget, BusyError, Limits, StagedBytes
+from messagestore.spi.interface import Range
 from messagestore.spi.wire import failures, frames, parts, values, versions
 
 PREFIX = "/v1/"
@@ -38,6 +39,8 @@ UNKNOWN = "unknown"
 _ROWS_IN_FRAME = 1_000
 _ROW_SIZE = 1_024
 """About what a row of a report takes in memory."""
+_SIZE_SIZE = 40
+"""About what the size of a record takes in memory: its unit, a number, and twice that in base64."""
 _PLAIN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _log = logging.getLogger("messagestore.serve")
 
@@ -229,8 +232,21 @@ class _Request:
     def _read(self) -> None:
         body = self._body()
         store_id = values.checked(body.get("store", ""), str, f"{self.verb}.store")
-        verb = self.verb.removeprefix("reader/")
-        self._value(self.hosted.read(_reader_id(body), verb, body.get("arguments"), store_id))
+        verb, arguments = self.verb.removeprefix("reader/"), body.get("arguments")
+        with self.service.budget.room() as room:
+            if verb == "sizes":
+                room.take(self._size_of_sizes(arguments))
+            self._value(self.hosted.read(_reader_id(body), verb, arguments, store_id))
+
+    def _size_of_sizes(self, arguments: Any) -> int:
+        """What an answer of `sizes` takes in memory. A request may ask for the same range again and again."""
+        ranges: list[Range] = bound(StoreReader, "sizes", arguments)["ranges"]
+        count, most = sum(max(0, range_.count) for range_ in ranges), self.limits.memory // _SIZE_SIZE
+        if count > most:
+            raise ProtocolError(
+                f"sizes: found ranges of {count:,} messages; allowed are {most:,} (--memory). Ask for parts of them"
+            )
+        return count * _SIZE_SIZE
 
     def _close_reader(self) -> None:
         self.hosted.forget(_reader_id(self._body()))

@@ -193,6 +193,20 @@ def test_a_frame_over_the_limit_takes_no_memory(root: str, server: Server, size:
     assert server.service.budget.memory == 0
 
 
+def test_the_sizes_of_one_range_again_and_again_take_no_memory(server: Server):
+    """A request of 8 MiB has room for a hundred thousand ranges, each of which may be a whole queue."""
+    reader, budget = settings(0.5).reader(server.url), server.service.budget
+    assert list(map(len, reader.sizes([Range("t", 0, 0, 30)] * 10_000))) == [30] * 10_000
+    with pytest.raises(ProtocolError, match=r"found ranges of 700,000 messages; allowed are 629,145 \(--memory\)"):
+        reader.sizes([Range("t", 0, 0, 7_000)] * 100)
+    until(lambda: budget.memory == 0)
+    with budget.room() as others:
+        others.take(LIMITS.memory - 1_200)
+        assert list(map(len, reader.sizes([Range("t", 0, 0, 30)]))) == [30]
+        with pytest.raises(StoreUnavailableError, match=r"the server refused reader/sizes .*allowed"):
+            reader.sizes([Range("t", 0, 0, 30)] * 2)
+
+
 def test_a_task_that_makes_its_next_rows_holds_no_memory(root: str, server: Server):
     """Otherwise a few slow tasks keep all others out for as long as they write."""
     begin = f"POST /v1/stage HTTP/1.1\r\n{HEADERS}Transfer-Encoding: chunked\r\n\r\n".encode()
