@@ -27,7 +27,7 @@ from messagestore.serve.counters import Counters, staged_text
 from messagestore.serve.exchange import CutError, Exchange
 from messagestore.serve.hosted import READS, REPORTS, Hosted, StoreReader, StoreWriter, bound
 from messagestore.serve.limits import Budget, BusyError, Limits, StagedBytes
-from messagestore.spi.interface import Range
+from messagestore.spi.interface import GATHERED_ROWS, Range
 from messagestore.spi.wire import failures, frames, parts, values, versions
 
 PREFIX = "/v1/"
@@ -279,8 +279,9 @@ class _Request:
         with self.service.budget.stream() as room:
             arguments = bound(StoreReader, "gather", self._body().get("arguments"))
             size = min(PART_SIZE, arguments.pop("max_size", PART_SIZE))
+            rows = min(GATHERED_ROWS, arguments.pop("max_rows", GATHERED_ROWS))  # their units are in memory, too
             with self.hosted.reading() as store:
-                gathered = store.gather(**arguments, max_size=max(1, size))
+                gathered = store.gather(**arguments, max_rows=max(1, rows), max_size=max(1, size))
                 count = row_count = 0
                 room.take(2 * PART_SIZE)
                 self._begin()

@@ -26,6 +26,7 @@ from messagestore import (
     CommitUnknownError,
     MessageStore,
     ProtocolError,
+    StoreConfig,
     StoreUnavailableError,
     StoreWentBackwardsError,
 )
@@ -40,6 +41,7 @@ from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, StagedFile, Write, encode, store_host_of
 from messagestore.spi import remote as clients
 from messagestore.spi.connections import Connection, Link
+from messagestore.spi.interface import GATHERED_ROWS
 from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores
@@ -205,6 +207,20 @@ def test_the_sizes_of_one_range_again_and_again_take_no_memory(server: Server):
         assert list(map(len, reader.sizes([Range("t", 0, 0, 30)]))) == [30]
         with pytest.raises(StoreUnavailableError, match=r"the server refused reader/sizes .*allowed"):
             reader.sizes([Range("t", 0, 0, 30)] * 2)
+
+
+def test_a_read_that_asks_for_all_messages_at_once_gets_parts(tmp_path: Path):
+    """Their units would all be in memory, and be read again for each part."""
+    with MessageStore.open(tmp_path / "store") as store:
+        store.append_batch(columns([b"."] * (GATHERED_ROWS + 1), queues=1))
+    server = Server(Service(Hosted(str(tmp_path / "store"), StoreConfig()), LIMITS))
+    server.start()
+    try:
+        reader, range_ = settings().reader(server.url), Range("t", 0, 0, GATHERED_ROWS + 1)
+        found = list(reader.gather([range_], max_rows=1 << 40, tags_codes=frozenset([7])))
+    finally:
+        server.stop()
+    assert [(part.start, part.end) for part in found] == [(0, GATHERED_ROWS), (GATHERED_ROWS, GATHERED_ROWS + 1)]
 
 
 def test_a_task_that_makes_its_next_rows_holds_no_memory(root: str, server: Server):
