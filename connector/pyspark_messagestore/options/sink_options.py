@@ -361,7 +361,8 @@ class SinkOptions(BrokerOptions):
         return base.replace(**{name: value for name, value in given.items() if value is not None})
 
     def check_names(self, given: Iterable[str]) -> None:
-        """Refuse options of a store where the path is the address of brokers, and the other way round.
+        """Refuse options of a store where the path is the address of brokers, and the other way round; and settings of
+        a store that has a server.
 
         Parameters
         ----------
@@ -377,6 +378,12 @@ class SinkOptions(BrokerOptions):
                 raise ConfigError(
                     f"option {name}: found together with {self.path}. It is about the files or the batches of a store, "
                     f"and a broker decides about its files itself and has no batches. Leave the option out",
+                    key=name,
+                )
+            if self.path.is_remote and not self.path.is_cluster and name in _OF_SERVERS:
+                raise ConfigError(
+                    f"option {name}: found together with {self.path}. Who serves that store decides about its settings"
+                    f". Leave the option out",
                     key=name,
                 )
             if not self.path.is_cluster and name in _OF_BROKERS:
@@ -453,6 +460,9 @@ _OF_STORES = frozenset(
         "preallocate",
     }
 )
+_OF_SERVERS = frozenset(
+    {"maxMessageSize", "lockTimeout", "stagingTtl", "brokerClusterName", "brokerName", "storeHost"}
+)  # and those about files, which `check` refuses
 _OF_BROKERS = frozenset({"lookupDir", "producerGroup", "onUnconfirmed"})
 
 SINK_OPTIONS = options_of(SINK, SinkOptions)

@@ -128,6 +128,28 @@ def test_options_about_files_do_not_go_with_a_url(option: str, tmp_path: Path) -
     assert MessageStoreSink(URL, app_id="a", topic="t", preallocate=False).path == URL
 
 
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("maxMessageSize", "10"),
+        ("lockTimeout", "1s"),
+        ("stagingTtl", "1h"),
+        ("brokerClusterName", "north"),
+        ("brokerName", "broker-a"),
+        ("storeHost", "10.0.0.7:10911"),
+    ],
+)
+def test_settings_of_a_served_store_are_not_passed_over(option: str, value: str) -> None:
+    """They had no effect: rows that were larger than `maxMessageSize` were written."""
+    with pytest.raises(
+        ConfigError, match=rf"option {option}: found together with {URL}\. .*decides about its settings"
+    ):
+        sink_options({"path": URL, "topic": "t", option: value})
+    with pytest.raises(ConfigError, match=option):
+        MessageStoreSink(URL, app_id="a", topic="t", **{option: value})
+
+
 SERVER = {"tokenFile": "t", "caFile": "a", "certFile": "c", "keyFile": "k", "retryTimeout": "2m"}
 SETTINGS = RemoteSettings("t", "a", "c", "k", 120.0)
 
