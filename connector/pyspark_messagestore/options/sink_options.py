@@ -382,8 +382,8 @@ class SinkOptions(BrokerOptions):
                 )
             if self.path.is_remote and not self.path.is_cluster and name in _OF_SERVERS:
                 raise ConfigError(
-                    f"option {name}: found together with {self.path}. Who serves that store decides about its settings"
-                    f". Leave the option out",
+                    f"option {name}: found together with {self.path}. Who serves that store decides about this. Leave "
+                    "the option out, or give the setting to the server (messagestore serve --store-config)",
                     key=name,
                 )
             if not self.path.is_cluster and name in _OF_BROKERS:
@@ -402,18 +402,6 @@ class SinkOptions(BrokerOptions):
         """
         self.check_server(self.path)
         self.check_brokers(self.path)
-        files = {
-            "storeConfig": self.store_config is not None,
-            "stagingDir": self.staging_dir is not None,
-            "preallocate": self.preallocate,
-        }
-        for name, is_given in files.items():
-            if is_given and self.path.is_remote:
-                raise ConfigError(
-                    f"option {name}: found together with {self.path}. Who serves that store decides about its files. "
-                    f"Leave the option out",
-                    key=name,
-                )
 
         if self.txn_version is not None and self.txn_app_id is None:
             raise ConfigError("option txnVersion: found without txnAppId; allowed is both or neither", key="txnVersion")
@@ -461,8 +449,18 @@ _OF_STORES = frozenset(
     }
 )
 _OF_SERVERS = frozenset(
-    {"maxMessageSize", "lockTimeout", "stagingTtl", "brokerClusterName", "brokerName", "storeHost"}
-)  # and those about files, which `check` refuses
+    {
+        "maxMessageSize",
+        "lockTimeout",
+        "stagingTtl",
+        "storeConfig",
+        "brokerClusterName",
+        "brokerName",
+        "storeHost",
+        "stagingDir",
+        "preallocate",
+    }
+)
 _OF_BROKERS = frozenset({"lookupDir", "producerGroup", "onUnconfirmed"})
 
 SINK_OPTIONS = options_of(SINK, SinkOptions)
