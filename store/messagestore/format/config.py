@@ -703,7 +703,7 @@ def _as_a_broker_reads(path: str | Path, lines: list[Property]) -> tuple[dict[st
             raise _no_such_setting(path, number, key)
         else:
             unknown.append(number)
-    ignored = sorted({*foreign, *(_POOL & own.keys())}) if foreign else []
+    ignored = sorted({*foreign, *(_POOL & own.keys())} - {*RELEVANT}) if foreign else []
     _list_once(str(path), ignored, unknown, misread)
     return own, foreign
 
@@ -729,14 +729,10 @@ def _list_once(path: str, keys: list[str], lines: list[int], misread: dict[str, 
         return
     _listed.add(path)
 
+    names = ", ".join(keys)
+    passed_over = f"; {len(keys)} of its settings do not concern a store and were ignored: {names}" if keys else ""
     more = f". RocketMQ 5.5 does not know the settings in lines {', '.join(map(str, lines))}" if lines else ""
-    _log.warning(
-        "%s: this is a RocketMQ broker's file; %d of its settings do not concern a store and were ignored: %s%s",
-        path,
-        len(keys),
-        ", ".join(keys),
-        more,
-    )
+    _log.warning("%s: this is a RocketMQ broker's file%s%s", path, passed_over, more)
 
     for key, number in misread.items():
         boolean = KINDS[key] == "boolean"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from messagestore.errors import ConfigError
+from messagestore.format.broker_keys import RELEVANT
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig, duration_s, java_key, settings
 
 SHIPPED = Path(__file__).resolve().parents[3] / "conf" / "store.properties"
@@ -237,9 +238,22 @@ def test_a_brokers_own_file(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     said = record.getMessage()
-    assert "6 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerId" in said
+    assert "5 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerId" in said
     assert "RocketMQ 5.5 does not know the settings in lines 15" in said
     assert "secret" not in said and "10.0.0.1" not in said and "addedIn" not in said
+
+
+@pytest.mark.parametrize("key", RELEVANT)
+def test_a_setting_for_which_a_store_is_refused_does_not_count_as_ignored(
+    tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+):
+    """`configManagerVersion=v2` was said to concern no store, and the next line refused the store for it."""
+    path = tmp_path / "broker.conf"
+    path.write_text(f"brokerId=0\n{key}=v2\n")
+    StoreConfig.load(path)
+    said = caplog.records[0].getMessage()
+    assert "1 of its settings do not concern a store and were ignored: brokerId" in said
+    assert key not in said
 
 
 @pytest.mark.parametrize("line", ["flushDiskTyp=SYNC_FLUSH", "mappedFileSizeCommitlogs=1", "brokerIP=10.0.0.1"])
