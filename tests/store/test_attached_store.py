@@ -621,6 +621,9 @@ def test_groups_that_a_broker_keeps_in_rocksdb_are_not_taken_for_none(tmp_path: 
         MessageStore.open(root)
     with contextlib.closing(LOCAL_STORES.reader(str(root))) as reader:
         assert any("configManagerVersion=v2" in fault for fault in reader.view("figures")[1])
+        rows, faults = reader.view("topics")  # topics.json has the permissions of an earlier time
+        assert [(row["topic"], row["messages"], row["perm"]) for row in rows] == [("t", 4, None)]
+        assert any("configManagerVersion=v2" in fault for fault in faults)
     with MessageStore.open_read_only(root) as store:
         assert len(read_all(store)) == 2
     assert tree_hash(root) == before

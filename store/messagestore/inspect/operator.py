@@ -239,7 +239,7 @@ def deletions(path: str, topics: Iterable[str]) -> list[dict[str, Any]]:
         The store has no such topic.
     """
     with _view(path, None) as view:
-        there = {row["topic"]: row for row in topics_of(view, places_of(view, [], in_log=False))}
+        there = {row["topic"]: row for row in topics_of(view, places_of(view, [], in_log=False), [])}
         read: dict[str, list[str]] = {}
         for group, names in group_offsets(view).topics_of_groups().items():
             for name in names:

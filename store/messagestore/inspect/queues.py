@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from messagestore.errors import CorruptionError, StoreError, StorePermissionError, UnknownTopicError
+from messagestore.files.config_file import why_in_rocksdb
 from messagestore.format.message import BATCH_TOPIC, is_ordinary_topic
 from messagestore.read.query import queue_offset_by_time
 from messagestore.read.view import StoreView
@@ -71,14 +72,17 @@ def by_topic(view: StoreView, places: Places) -> list[dict[str, Any]]:
     return [topics[name] for name in sorted(topics)]
 
 
-def topics_of(view: StoreView, places: Places) -> list[dict[str, Any]]:
-    """One row for each topic that has settings or queues.
+def topics_of(view: StoreView, places: Places, faults: list[str]) -> list[dict[str, Any]]:
+    """One row for each topic that has settings or queues; what could not be read is added to `faults`, in words.
 
     The settings are None for a topic that has queues and no settings: a writer or a broker takes its defaults then.
+    They are also None if the broker keeps them in RocksDB, because `topics.json` has those of an earlier time.
     """
+    elsewhere = why_in_rocksdb(view.files.disk, view.files.paths.root)
+    faults += [elsewhere] if elsewhere is not None else []
     rows = []
     for row in by_topic(view, places):
-        config = view.files.topics.get(row["topic"])
+        config = view.files.topics.get(row["topic"]) if elsewhere is None else None
         rows.append(
             {
                 "topic": row["topic"],

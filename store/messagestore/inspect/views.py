@@ -35,17 +35,18 @@ def overall_of(view: StoreView) -> dict[str, Rows]:
     """
     looked, faults = Looked(view), list[str]()
     figures, places = _as_row(figures_of(view, looked)), looked.places(faults)
+    of_topics = [*faults]
     return {
         "figures": figures,
         "status": _as_row(status_of(view, looked)),
-        "topics": (topics_of(view, places), faults),
+        "topics": (topics_of(view, places, of_topics), of_topics),
         "queues": (queue_rows(places), faults),
     }
 
 
-def _of_queues(view: StoreView, rows: Callable[[Places], list[dict[str, Any]]]) -> Rows:
+def _of_queues(view: StoreView, rows: Callable[[Places, list[str]], list[dict[str, Any]]]) -> Rows:
     faults: list[str] = []
-    return rows(places_of(view, faults, in_log=False)), faults
+    return rows(places_of(view, faults, in_log=False), faults), faults
 
 
 def _as_row(found: dict[str, Any]) -> Rows:
@@ -55,8 +56,8 @@ def _as_row(found: dict[str, Any]) -> Rows:
 
 
 _VIEWS: dict[str, Callable[[StoreView], Rows]] = {
-    "topics": lambda view: _of_queues(view, lambda places: topics_of(view, places)),
-    "queues": lambda view: _of_queues(view, queue_rows),
+    "topics": lambda view: _of_queues(view, lambda places, faults: topics_of(view, places, faults)),
+    "queues": lambda view: _of_queues(view, lambda places, _: queue_rows(places)),
     "groups": groups_of,
     "segments": lambda view: (segments_of(view), []),
     "batches": lambda view: (batches_of(view), []),
