@@ -140,9 +140,9 @@ def _of_option(option: Option, kind: str) -> Iterator[Row]:
         shown = f"{name}: {value} is {other}"
         yield Row(shown, about, _planted(option, kind, lambda v, a=value, b=other: b if v == a else v))
     if values and default is None:
-        yield Row(
-            f"{name}: none is {values[-1]}", about, _planted(option, kind, lambda v: values[-1] if v is None else v)
-        )
+        words = option.kind.values
+        *_, other = (value for word, value in zip(words, values, strict=True) if option.shown != f"`{word}`")
+        yield Row(f"{name}: none is {other}", about, _planted(option, kind, lambda v: other if v is None else v))
     if not values:
         yield Row(f"{name}: ignored", about, _planted(option, kind, lambda v: v if v == default else default))
     if isinstance(default, int | float) and not values:

@@ -169,6 +169,33 @@ def test_how_a_server_is_reached_goes_with_a_write(served: ServedStores) -> None
     assert served.opened and {each.settings for each in served.opened} == {SETTINGS}
 
 
+def reached(side: str, **given: str) -> RemoteSettings:
+    """How Spark's reader or writer would reach brokers. No broker is asked yet: a row names its topic."""
+    of_reads = {"subscribe": "t"} if side != "write" else {}
+    source = MessageStoreDataSource({"path": "rocketmq://127.0.0.1:9876", **of_reads, **given})
+    schema = StructType().add("topic", "string").add("body", "binary")
+    if side == "write":
+        options = source.writer(schema, overwrite=False).sink.options
+    else:
+        options = (source.reader(schema) if side == "batch" else source.streamReader(schema)).options
+    return options.location.settings
+
+
+@pytest.mark.parametrize("side", ["batch", "stream", "write"])
+def test_how_brokers_are_reached(side: str) -> None:
+    found = reached(side)
+    assert (found.credentials_file, found.use_tls, found.check_host_name) == ("", False, True)
+    assert reached(side, credentialsFile="keys.yml").credentials_file == "keys.yml"
+    for word, value in (("true", True), ("false", False)):
+        assert reached(side, useTLS=word).use_tls is value
+        assert reached(side, checkHostName=word).check_host_name is value
+
+
+@pytest.mark.parametrize("side", ["batch", "stream"])
+def test_which_broker_of_a_pair_is_read(side: str) -> None:
+    assert [reached(side, readFrom=word).read_from for word in ("master", "slave")] == ["master", "slave"]
+
+
 def test_without_options_the_environment_says_how_a_server_is_reached(
     served: ServedStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

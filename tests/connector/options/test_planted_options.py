@@ -39,7 +39,7 @@ TOPICS = (f"{EACH}test_a_list_of_topics_and_a_pattern_of_several",)
 SINK_COLUMNS = (f"{SINK}test_each_column_of_each_type_is_in_the_message",)
 SERVED_READS = (f"{HERE}/options/test_locations.py::test_how_a_server_is_reached_goes_with_a_read",)
 SERVED_WRITES = (f"{HERE}/options/test_locations.py::test_how_a_server_is_reached_goes_with_a_write",)
-SENT_BY = (f"{HERE}/sink/test_broker_options.py::test_how_brokers_are_reached_goes_with_a_write",)
+REACHED = (f"{HERE}/options/test_locations.py::test_how_brokers_are_reached",)
 SENT = (f"{HERE}/sink/test_broker_options.py::test_what_the_options_of_brokers_say",)
 COLUMNS = (
     f"{EACH}test_each_column_has_what_the_record_has",
@@ -109,10 +109,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "source certFile": SERVED_READS,
     "source keyFile": SERVED_READS,
     "source retryTimeout": SERVED_READS,
-    "source credentialsFile": (f"{HERE}/source/test_cluster.py::test_requests_are_signed",),
-    "source useTLS": (f"{HERE}/source/test_cluster.py::test_connections_are_encrypted",),
-    "source checkHostName": (f"{HERE}/source/test_cluster.py::test_connections_are_encrypted",),
-    "source readFrom": (f"{HERE}/source/test_cluster.py::test_a_slave_is_read_if_the_query_says_so",),
+    "source credentialsFile": REACHED,
+    "source useTLS": REACHED,
+    "source checkHostName": REACHED,
+    "source readFrom": (f"{HERE}/options/test_locations.py::test_which_broker_of_a_pair_is_read",),
     "sink topic": (f"{SINK}test_the_option_topic_counts_more_than_the_column",),
     "sink autoCreateTopic": (f"{SINK}test_a_topic_is_created_with_so_many_queues",),
     "sink writeQueueNums": (f"{SINK}test_a_topic_is_created_with_so_many_queues",),
@@ -145,9 +145,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sink certFile": SERVED_WRITES,
     "sink keyFile": SERVED_WRITES,
     "sink retryTimeout": SERVED_WRITES,
-    "sink credentialsFile": SENT_BY,
-    "sink useTLS": SENT_BY,
-    "sink checkHostName": SENT_BY,
+    "sink credentialsFile": REACHED,
+    "sink useTLS": REACHED,
+    "sink checkHostName": REACHED,
     "sink lookupDir": SENT,
     "sink producerGroup": SENT,
     "sink onUnconfirmed": SENT,

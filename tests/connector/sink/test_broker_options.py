@@ -9,27 +9,26 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.types import StructType
+
 from messagestore import ConfigError
+from pyspark_messagestore.datasource import MessageStoreDataSource
 from pyspark_messagestore.options.table import sink_options
 from pyspark_messagestore.sink import brokers
-from pyspark_messagestore.sink.columns import Mapping
 
 URL = "rocketmq://127.0.0.1:9876"
 
 
-def test_what_the_options_of_brokers_say(tmp_path: Path) -> None:
-    given = {"producerGroup": "own", "onUnconfirmed": "fail", "lookupDir": str(tmp_path)}
-    options = sink_options({"path": URL, "topic": "t", **given})
-    assert brokers._lookup_dir(options, None, streaming=True) == str(tmp_path)
-    with contextlib.closing(brokers.BrokerSink(options, Mapping((), ()))._producer()) as producer:
-        assert (producer._group, producer._accepts_unconfirmed) == ("own", False)
-
-
-def test_how_brokers_are_reached_goes_with_a_write() -> None:
-    given = {"credentialsFile": "keys.yml", "useTLS": "true", "checkHostName": "false"}
-    location = sink_options({"path": URL, "topic": "t", **given}).location
-    settings = location.settings
-    assert (settings.credentials_file, settings.use_tls, settings.check_host_name) == ("keys.yml", True, False)
+@pytest.mark.parametrize(
+    ("given", "accepts"), [({}, True), ({"onUnconfirmed": "count"}, True), ({"onUnconfirmed": "fail"}, False)]
+)
+def test_what_the_options_of_brokers_say(tmp_path: Path, given: dict[str, str], accepts: bool) -> None:
+    options = {"path": URL, "producerGroup": "own", "lookupDir": str(tmp_path), **given}
+    source = MessageStoreDataSource(options)  # with a column of topics, no broker is asked yet
+    sink = source.writer(StructType().add("topic", "string").add("body", "string"), overwrite=False).sink
+    assert sink.lookup_dir == str(tmp_path)
+    with contextlib.closing(sink._producer()) as producer:
+        assert (producer._group, producer._accepts_unconfirmed) == ("own", accepts)
 
 
 def test_a_look_up_needs_a_folder() -> None:
