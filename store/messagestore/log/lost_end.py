@@ -23,6 +23,7 @@ from messagestore.log.condition import Condition, Writer
 from messagestore.log.log_end import LogEnd
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +172,36 @@ def lost_segments(log: CommitLog, proven: str) -> CorruptionError:
 
 
 def end_of_queues(files: StoreFiles) -> LogEnd:
-    """Return the place after the last record to which a unit of any queue points."""
-    log, last_position, last_size = files.commit_log, 0, 0
+    """Return the place after the last record to which a unit of any queue points.
+
+    A record whose end is lost with the end of the log, as in a truncated copy, does not count.
+    """
+    log, limit = files.commit_log, files.commit_log.max_offset
+    while True:
+        position, size = _last_record(files, limit)
+        head = log.head(position) if size else None
+        if head is None:
+            return LogEnd(log.min_offset, 0, 0, 0)
+        if not _is_cut(log, position, size):
+            return LogEnd(position + size, position, size, int(head["store_timestamp_ms"]))
+        limit = position
+
+
+def _last_record(files: StoreFiles, limit: int) -> tuple[int, int]:
+    """Where the last record that ends at or below `limit` and has a unit is, and its size; (0, 0): there is none."""
+    last_position, last_size = 0, 0
     for key in files.queue_keys():
-        end = proven_queue_end(files, *key, log.max_offset, crc=False)
+        end = proven_queue_end(files, *key, limit, crc=False)
         units = files.queue(*key).read(end - 1, 1)
-        if len(units) and int(units["physical_offset"][0]) >= max(last_position, log.min_offset):
+        if len(units) and int(units["physical_offset"][0]) >= max(last_position, files.commit_log.min_offset):
             last_position, last_size = int(units["physical_offset"][0]), int(units["size"][0])
-    head = log.head(last_position) if last_size else None
-    if head is None:
-        return LogEnd(log.min_offset, 0, 0, 0)
-    return LogEnd(last_position + last_size, last_position, last_size, int(head["store_timestamp_ms"]))
+    return last_position, last_size
+
+
+def _is_cut(log: CommitLog, position: int, size: int) -> bool:
+    """Whether a record ends in zeros with which its lengths do not add up. One with other bytes there is damaged."""
+    end = position + size
+    walk = Walk(log, position, end, Depth.FRAMING)
+    for _ in walk:
+        pass
+    return walk.position < end and not any(log.read(end - 1, 1))

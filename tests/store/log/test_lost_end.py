@@ -154,6 +154,33 @@ def test_what_is_lost_is_accepted_when_asked(tmp_path: Path, lost: tuple[str, ..
         assert store.report.lost is None
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_log_that_is_lost_from_the_middle_of_a_record_on_is_accepted_when_asked(
+    tmp_path: Path, is_last: bool
+) -> None:
+    """The remedy that the error names works, and what is left of the record is not a message. In its properties, which no
+    CRC covers, a cut is not seen.
+    """
+    with MessageStore.open(tmp_path / "whole", SMALL) as store:
+        for body in bodies(3):
+            store.put_message(Message("t", body, queue_id=0))
+        cut = store.put_message(Message("t", b"y" * 30, queue_id=0, tags="TAG", keys=["k"]))
+        if not is_last:
+            store.put_message(Message("t", b"z", queue_id=0))
+    name = f"commitlog/{0:020d}"
+    log = (tmp_path / "whole" / name).read_bytes()
+    for kept in range(0, cut.size - len(b"KEYS.k.TAGS.TAG."), 3):
+        root = tmp_path / f"{kept}"
+        shutil.copytree(tmp_path / "whole", root)
+        (root / name).write_bytes(log[: cut.physical_offset + kept].ljust(len(log), b"\0"))
+        with pytest.raises(CorruptionError, match=rf"missing are .* from {cut.physical_offset} on, .* --accept-loss"):
+            MessageStore.open(root, SMALL)
+        with MessageStore.open(root, SMALL, accept_loss=True) as store:
+            assert read_all(store) == bodies(3)
+            store.put_message(Message("t", b"later", queue_id=0))
+        assert verify(root).ok
+
+
 def test_units_that_a_brokers_crash_left_are_no_loss(tmp_path: Path) -> None:
     """A broker cuts the log and leaves old units behind; then it closes the store."""
     root = filled(tmp_path / "s", 20)
