@@ -978,6 +978,8 @@ class MessageStore(ReadOnlyStore):
             The store has no such half message.
         MessageIllegalError
             Several open half messages have this UNIQ_KEY, because a producer has sent one message several times.
+        StoreFullError
+            Earlier puts are to be published first, and the disk has no room for that.
 
         Examples
         --------
@@ -1368,7 +1370,8 @@ class MessageStore(ReadOnlyStore):
     def close(self) -> None:
         """Sync and publish what is pending, mark the store as closed, and let other writers in.
 
-        A second call does nothing. After a clean close, the next writer or broker has nothing to recover.
+        A second call does nothing. After a clean close, the next writer or broker has nothing to recover. While another
+        session of this process is open, puts that wait (ASYNC_FLUSH, TransientStorePool) stay with that session.
 
         Raises
         ------
