@@ -27,7 +27,7 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore.inspect.verify import verify
-from sequences import SIZES, Start, broker_may_lock, recovered
+from sequences import SIZES, Start, broker_may_lock, recovered, reopened
 
 pytestmark = no_thread_warnings
 
@@ -53,7 +53,7 @@ def in_child(function: Callable[[], object]) -> str:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_can_neither_write_nor_unlock(root: Path, process: Start) -> None:
     """A child has its parent's objects. Using or closing them must neither write a byte nor let anybody in."""
-    store = process(root).session()
+    store = reopened(root)
     put(store, "put/0/")
     before = tree_hash(root)
     slot = read_slot(root)
