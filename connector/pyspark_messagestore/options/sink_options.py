@@ -382,8 +382,8 @@ class SinkOptions(BrokerOptions):
                 )
             if self.path.is_remote and not self.path.is_cluster and name in _OF_SERVERS:
                 raise ConfigError(
-                    f"option {name}: found together with {self.path}. Who serves that store decides about this. Leave "
-                    "the option out, or give the setting to the server (messagestore serve --store-config)",
+                    f"option {name}: found together with {self.path}. Who serves that store decides about this "
+                    "(messagestore serve --store-config). Leave the option out",
                     key=name,
                 )
             if not self.path.is_cluster and name in _OF_BROKERS:

@@ -23,7 +23,7 @@ from messagestore.log.condition import Condition, Writer
 from messagestore.log.log_end import LogEnd
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Walk
+from messagestore.log.walk import leads_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,4 @@ def _last_record(files: StoreFiles, limit: int) -> tuple[int, int]:
 def _is_cut(log: CommitLog, position: int, size: int) -> bool:
     """Whether a record ends in zeros with which its lengths do not add up. One with other bytes there is damaged."""
     end = position + size
-    walk = Walk(log, position, end, Depth.FRAMING)
-    for _ in walk:
-        pass
-    return walk.position < end and not any(log.read(end - 1, 1))
+    return not any(log.read(end - 1, 1)) and not leads_to(log, position, end)

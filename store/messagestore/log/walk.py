@@ -233,6 +233,16 @@ class Walk:
         return CorruptionError(path, self.position, expected, self.stop.found or self.stop.reason)
 
 
+def leads_to(log: CommitLog, start: int, end: int) -> bool:
+    """Whether records follow one another without a gap from `start` to `end`, which is higher."""
+    if end <= start:
+        return False
+    walk = Walk(log, start, end, Depth.FRAMING)
+    for _ in walk:
+        pass
+    return walk.position == end
+
+
 def whole_rows(run: Run, rows: Rows) -> NDArray[np.bool_]:
     """Return which records of this project are not torn in the part after the body, which no CRC covers.
 

@@ -29,7 +29,7 @@ from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_be
 from messagestore.log.queue_proof import is_settled
 from messagestore.log.seal_check import short_queues
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Walk, rows_of
+from messagestore.log.walk import Depth, Walk, leads_to, rows_of
 from messagestore.recovery.decide import (
     Begin,
     Behind,
@@ -336,9 +336,11 @@ class Examination:
 
         if place in (Place.BEHIND_UNITS, Place.UNITS_OR_CLEAN_END):
             behind = end_of_queues(self.files)
-            leads = anchored is not None and self._leads_to(behind.physical_offset, anchored.physical_offset)
-            # The queues that pointed there were deleted with their topics.
-            return anchored if leads and anchored is not None else behind
+            # If records lead to C, the queues that pointed there were deleted with their topics. They do not lead there
+            # if a broker cut the log below C and went on: it leaves old records, and C may stand behind one of them.
+            if anchored is not None and leads_to(self.log, behind.physical_offset, anchored.physical_offset):
+                return anchored
+            return behind
 
         assert anchored is not None
         return anchored
@@ -358,19 +360,6 @@ class Examination:
             if len(units) and int(units["physical_offset"][0]) == segment:
                 return segment
         return self.log.min_offset
-
-    def _leads_to(self, start: int, end: int) -> bool:
-        """Whether records follow one another without a gap from `start` to `end`.
-
-        A broker that cut the log below the clean end, and continued there, leaves old records after its own; the record
-        before the clean end may be one of them.
-        """
-        if end <= start:
-            return False
-        walk = Walk(self.log, start, end, Depth.FRAMING)
-        for _ in walk:
-            pass
-        return walk.position == end
 
     def _survey(self, before: LogEnd, begin: Begin, doubtful: set[Key]) -> tuple[Survey, QueueRuns]:
         """Walk over the log; returns the walk, and the numbers below it of the queues that need them.

@@ -5,7 +5,7 @@
 | a writer of ours, killed; C is anchored | ours | where only SYNC_FLUSH wrote | no | yes |
 | a writer of ours, killed; no anchor | anybody's | where only SYNC_FLUSH wrote | no | yes |
 | a broker, crashed | anybody's | no | yes | yes |
-| closed, by whomever; or nobody yet | anybody's | no | yes | no |
+| closed, by anybody; or not written yet | anybody's | no | yes | no |
 """
 
 from __future__ import annotations
