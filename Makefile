@@ -12,7 +12,7 @@
 #   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
 #   make live-deep   500 kills of drivers, tasks, copies, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
 #   make live-demo   Spark between two topics of two brokers, one of which is killed   make live-demo ARGS="--every 1"
-#   make interop-deep  all random cases, of which interop takes another part each day, all older brokers, the replay-torture table and the race    make interop-deep STORES=2000 SEED=1000
+#   make interop-deep  more random stores, all histories, Kafka jobs and older brokers, of which interop takes a part, the replay-torture table and the race    make interop-deep STORES=2000 SEED=1000
 #   make browser     the dashboard in Chromium, as people use it   make browser ARGS="-k hostile"
 #   make docs-pictures  the pictures of the dashboard in the guides, anew
 #   make lint        ruff and the import tower
@@ -128,7 +128,7 @@ test-deep: setup
 # What is missing is skipped, aloud; in CI a skip is a failure (tests/interop/conftest.py).
 # Three processes more than there are cores: most tests wait for brokers, for their timers and for the seconds that each takes
 # to stop. Who runs what is said in tests/interop/conftest.py; the order is that of tests/conftest.py.
-# Of the random cases it takes a part, which the day chooses (tests/interop/share.py): make interop INTEROP_DAY=739581
+# Of histories, Kafka jobs and older brokers it takes a part, which the day chooses (tests/interop/share.py): make interop INTEROP_DAY=739581
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
@@ -145,12 +145,11 @@ live-deep: setup
 	PYTHONPATH=faults:tests $(BIN)/python -m interop.kills --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 # The files of which interop takes a part (tests/interop/test_share.py compares).
-IN_PARTS := $(addprefix tests/interop/test_,broker_stores.py crash_hand_over.py hand_over.py java_reads_ours.py kafka_drop_in.py kafka_jobs.py \
-  model_histories.py names.py same_bytes.py timers.py topic_deletion.py transactions.py we_read_java.py)
+IN_PARTS := $(addprefix tests/interop/test_,kafka_drop_in.py kafka_jobs.py model_histories.py names.py timers.py topic_deletion.py transactions.py)
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	INTEROP_WHOLE=1 INTEROP_STORES=$(STORES) INTEROP_HISTORIES=$(HISTORIES) INTEROP_SEED=$(SEED) \
-	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java $(IN_PARTS) tests/interop/test_replay_torture.py tests/interop/test_live_race.py $(ARGS)
+	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java $(IN_PARTS) tests/interop/test_broker_stores.py tests/interop/test_replay_torture.py tests/interop/test_live_race.py $(ARGS)
 
 # The Java driver of the interop tests is built with Maven and a JDK.
 maven: java

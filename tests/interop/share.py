@@ -1,4 +1,4 @@
-"""Which of many cases and older brokers run: `make interop` takes a part, another one each day; `make interop-deep` all.
+"""Which histories, Kafka jobs and older brokers run: `make interop` takes a part, another one each day; `make interop-deep` all.
 
 A failure is repeated by the day that the first lines of the run name: make interop INTEROP_DAY=739581
 """
@@ -24,4 +24,4 @@ def part(cases: Iterable[_Case], parts: int) -> list[_Case]:
 
 def in_words() -> str:
     """For the first lines of a run."""
-    return "all random cases" if IS_WHOLE else f"the random cases of day {DAY} (make interop INTEROP_DAY={DAY})"
+    return "all cases" if IS_WHOLE else f"the cases of day {DAY} (make interop INTEROP_DAY={DAY})"

@@ -1,4 +1,4 @@
-"""The parts of the random cases that `make interop` takes by turns."""
+"""The parts of the cases that `make interop` takes by turns."""
 
 from __future__ import annotations
 
