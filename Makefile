@@ -5,10 +5,10 @@
 #   make test        all tests but the slow ones   make test ARGS="-k layout"
 #   make test-without-kernel  as on a machine without a C compiler: what the kernel's work is done by instead
 #   make test-deep   the slow ones: the same stories, longer and at random
-#   make crash       every fault injected and counted, in 13 minutes  make crash ARGS="--only images --seed 7"
+#   make crash       every fault injected and counted, in 20 minutes; SHARE=4, as in CI: 13   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #                    (and 10,000 faults between Spark and a store on another host, however long they take)
-#   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
+#   make interop     the files against RocketMQ's own Java store; SHARE=4, as in CI: a quarter of the random stores   make interop ARGS="-k hand_over"
 #   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
 #   make live-deep   500 kills of drivers, tasks, copies, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
 #   make live-demo   Spark between two topics of two brokers, one of which is killed   make live-demo ARGS="--every 1"
@@ -33,6 +33,7 @@ SEED    ?= 1
 STORES  ?= 2000
 HISTORIES ?= 500
 FAULTS  ?= 500
+SHARE   ?= 1
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 KERNEL := store/messagestore/format/_kernel.abi3.so
@@ -129,6 +130,7 @@ test-deep: setup
 # Three processes more than there are cores: most tests wait for brokers, for their timers and for the seconds that each takes
 # to stop. Who runs what is said in tests/interop/conftest.py; the order is that of tests/conftest.py.
 # Of histories, Kafka jobs and older brokers it takes a part, which the day chooses (tests/interop/share.py): make interop INTEROP_DAY=739581
+interop: export INTEROP_SHARE := $(SHARE)
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
@@ -145,11 +147,12 @@ live-deep: setup
 	PYTHONPATH=faults:tests $(BIN)/python -m interop.kills --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 # The files of which interop takes a part (tests/interop/test_share.py compares).
-IN_PARTS := $(addprefix tests/interop/test_,kafka_drop_in.py kafka_jobs.py model_histories.py names.py timers.py topic_deletion.py transactions.py)
+IN_PARTS := $(addprefix tests/interop/test_,broker_stores.py crash_hand_over.py hand_over.py java_reads_ours.py kafka_drop_in.py kafka_jobs.py \
+  model_histories.py names.py same_bytes.py timers.py topic_deletion.py transactions.py we_read_java.py)
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	INTEROP_WHOLE=1 INTEROP_STORES=$(STORES) INTEROP_HISTORIES=$(HISTORIES) INTEROP_SEED=$(SEED) \
-	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java $(IN_PARTS) tests/interop/test_broker_stores.py tests/interop/test_replay_torture.py tests/interop/test_live_race.py $(ARGS)
+	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java $(IN_PARTS) tests/interop/test_replay_torture.py tests/interop/test_live_race.py $(ARGS)
 
 # The Java driver of the interop tests is built with Maven and a JDK.
 maven: java
@@ -161,7 +164,7 @@ maven: java
 CRASH_SPARK = $(if $(filter --only --only=%,$(ARGS)),$(findstring spark,$(ARGS)),all)
 crash: setup xfs
 	@$(if $(CRASH_SPARK),$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the cells of a real Spark are left out' >&2,:)
-	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash $(ARGS)
+	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash --share $(SHARE) $(ARGS)
 
 crash-deep: setup xfs
 	@$(MAKE) --no-print-directory java || echo '==> no Java: the cells of a real Spark are left out' >&2

@@ -30,6 +30,8 @@ from messagestore.backup.restoring import fill
 STORIES = ("roll-over", "retention", "async puts", "Spark commits")
 KEY = "backup of "
 _POWER_EVERY = 11
+EVERY = 7
+"""How many runs take all deaths between them."""
 
 
 class Places:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from crash import checker
+from crash import checker, turns
 from crash.counts import Counts, again
 from crash.faults import quiet_threads
 from crash.harness import SMALL, Promise, Step, die, run_steps, scratch_folder
@@ -50,8 +50,8 @@ _CHECKED_LOOSELY = (
 )
 """Files in which a bit may not concern messages, or which an older copy replaces: all messages must be there."""
 _PAGE_SIZE = 4096
-EVERY, EVERY_BIT = 3, 17
-"""How many runs take all damage between them, and all flipped bits."""
+EVERY_BIT = 2
+"""How many runs take all flipped bits between them; each takes all damage."""
 Queues = dict[tuple[str, int], list[bytes]]
 Damage = Callable[[MemDisk], None]
 
@@ -373,7 +373,7 @@ def _extra(path: str, data: bytes, disk: MemDisk) -> None:
 
 def runs(case: Case) -> int:
     """How many runs take all cases of this kind between them."""
-    return EVERY_BIT if case[0] == "bit flips" else EVERY
+    return turns.runs(EVERY_BIT) if case[0] == "bit flips" else 1
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:

@@ -30,6 +30,7 @@ from unittest import mock
 
 import numpy as np
 
+from crash import turns
 from crash.broker_logs import CASES as LEFT_BY_BROKERS
 from crash.clocks import CASES as CLOCKS
 from crash.counts import Counts, again
@@ -61,7 +62,7 @@ from messagestore.inspect.verify import verify
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.store_files import Identity
 
-QUICK_COUNT = 50_000
+QUICK_COUNT = 100_000
 KERNEL = "the kernel with sanitizers"
 _KERNEL_COUNT = 5000
 MOST_EDITS = 8
@@ -435,7 +436,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
             _one(ground, int(number), counts, int(words.removeprefix("edits")) if words else None)
 
         for number in itertools.count(part[0], part[1]):
-            if case or (number >= QUICK_COUNT if quick else time.monotonic() > until_s):
+            if case or (number >= QUICK_COUNT // turns.share if quick else time.monotonic() > until_s):
                 break
             _one(ground, number, counts)
 

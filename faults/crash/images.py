@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from crash import turns
 from crash.counts import Counts
 from crash.counts import again as again_command
 from crash.faults import quiet_threads
@@ -237,9 +238,9 @@ def another_process(crash: Crash, root: Path, *steps: Step) -> Crash:
 
 # ---- the mode of `make crash`
 
-EVERY = 7
+EVERY = 2
 """How many runs take all listed images between them."""
-QUICK_BY_CHANCE = 280
+QUICK_BY_CHANCE = 3_500
 SHRUNK_FAILURES = 3
 """How many failures of each process are reduced; the others are printed as they were found."""
 
@@ -326,7 +327,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     key, *words = case.split(";")
     with scratch_folder() as folder, quiet_threads():
         if not case or case.startswith(backups.KEY):
-            runs = EVERY if quick else 1
+            runs = backups.EVERY if quick else 1
             counts.add(backups.run(folder / "backups", seed, part, runs, case if case.startswith(backups.KEY) else ""))
         if case.startswith(backups.KEY):
             return counts
@@ -334,8 +335,8 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
         bases = Bases(root)
         stories = {name: Story.of(name, bases) for name in WORKLOADS}
-        by_chance = QUICK_BY_CHANCE if quick else None
-        for found in cases(stories, seed, part, key, runs=EVERY if quick else 1, by_chance=by_chance):
+        by_chance = QUICK_BY_CHANCE // turns.share if quick else None
+        for found in cases(stories, seed, part, key, runs=turns.runs(EVERY) if quick else 1, by_chance=by_chance):
             if not quick and time.monotonic() > until_s:
                 break
 

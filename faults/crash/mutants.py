@@ -356,7 +356,7 @@ _LOG_AND_LOCKS = (
 
 _AREAS = [importlib.import_module(f"crash.{path.stem}") for path in sorted(Path(__file__).parent.glob("mutants_*.py"))]
 MUTANTS: tuple[Mutant, ...] = (*_LOG_AND_LOCKS, *(mutant for area in _AREAS for mutant in area.MUTANTS))
-EVERY = 3
+EVERY = 2
 """How many quick runs take all of them between them."""
 CHANCE = 1
 """The chance in a search stays the same: each bug names the case that found it, and those met by chance have been tried."""

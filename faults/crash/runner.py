@@ -157,6 +157,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         help="which part of all cases, and everything that is left to chance (default: the number of the commit)",
     )
     parser.add_argument(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="take one in N of the cases of the dearest kinds: all of them come to their turn in N times as many runs",
+    )
+    parser.add_argument(
         "--deep", type=float, metavar="SECONDS", help="choose cases by chance for so long, instead of the quick profile"
     )
     parser.add_argument(
@@ -172,6 +179,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     modes = [mode for mode in MODES if not options.only or mode.name in options.only.split(",")]
     if not modes or (options.case and len(modes) != 1):
         parser.error(f"--only: found {options.only!r}; the modes are {', '.join(mode.name for mode in MODES)}")
+
+    if options.share < 1:
+        parser.error(f"--share: found {options.share}; allowed are 1 and more")
+    turns.share = options.share
 
     if options.seed is None:
         options.seed = turns.of_commit(_ROOT)
@@ -217,7 +228,7 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
         for mode in modes:
             parts = 1 if not mode.parts else mode.parts if options.deep is None else options.jobs
             for part in range(parts):
-                arguments = ["--only", mode.name, "--seed", str(options.seed)]
+                arguments = ["--only", mode.name, "--seed", str(options.seed), "--share", str(options.share)]
                 arguments += ["--part", f"{part}/{parts}"] if mode.parts else []
                 if options.deep is not None:
                     arguments += ["--deep", f"{options.deep * mode.share / total * options.jobs / parts:.0f}"]
@@ -243,7 +254,9 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
     took_s, used_s = time.monotonic() - began_s, processor_s(resource.RUSAGE_CHILDREN)
     print(f"==> {took_s:.0f} s, {used_s:.0f} s of processors, seed {options.seed}")
     if options.deep is None:
-        print(f"==> the same again: make crash ARGS='--seed {options.seed}'; other parts of all cases: other seeds")
+        print(
+            f"==> the same again: make crash SHARE={options.share} ARGS='--seed {options.seed}'; other parts of all cases: other seeds"
+        )
     return report(results)
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import spark_runs
+from crash import turns
 from crash.turns import taken
 
 TASK_PLACES = ("task", "staged-half", "staged")
@@ -39,8 +40,6 @@ QUICK: dict[str, list[str]] = {
     ],
     CLUSTER: ["staged-half:executor"],
 }
-EVERY = 3
-"""How many runs of `make crash` take all cells of `QUICK` between them. Cells that share a query are in each run."""
 TIMEOUT_S = 900
 
 
@@ -55,9 +54,9 @@ def chosen(names: list[str]) -> dict[str, list[str]]:
 
 
 def in_turn(seed: int) -> dict[str, list[str]]:
-    """Return the cells of `QUICK` that a run with this seed takes."""
+    """Return the cells of `QUICK` that a run with this seed takes. Those that share a query are in each run."""
     alone = [(master, cell) for master, cells in QUICK.items() for cell in cells if not cell.endswith(":self")]
-    some = [one for _, one in taken(alone, EVERY, seed)]
+    some = [one for _, one in taken(alone, turns.runs(1), seed)]
     return {
         master: [cell for cell in cells if cell.endswith(":self") or (master, cell) in some]
         for master, cells in QUICK.items()

@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 import spark_runs
+from crash import turns
 from crash.shrink import smallest
 from spark_faults import cells
 from spark_faults.histories import History
 from spark_faults.processes import connect
 
-QUICK_HISTORIES = 500
+QUICK_HISTORIES = 2_000
 MEMORY = Path("/dev/shm")
 """The disk may be memory, because kills lose nothing that was written."""
 
@@ -87,7 +88,7 @@ def _failure(
 def run(seconds: float, seed: int, quick: bool) -> dict[str, int]:
     """Run histories in two processes, and beside them the cells, which mostly wait; see `spark_faults.run`."""
     end_s = time.monotonic() + (0 if quick else seconds)
-    half = QUICK_HISTORIES // 2
+    half = QUICK_HISTORIES // turns.share // 2
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         parts = [pool.submit(histories, half, seed * 2 + part, seconds=0 if quick else seconds) for part in (0, 1)]
         tally = _cells(seed, end_s, quick=quick)

@@ -13,7 +13,7 @@ from spark_faults import cells
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("every", [1, 3, 17])
+@pytest.mark.parametrize("every", [1, 2, 3, 8, 17])
 def test_each_case_is_taken_once_in_so_many_runs(every: int, parts: int) -> None:
     found = Counter(
         case
@@ -27,6 +27,11 @@ def test_each_case_is_taken_once_in_so_many_runs(every: int, parts: int) -> None
 def test_the_parts_of_a_run_are_of_one_size() -> None:
     sizes = [len(list(turns.taken(range(1000), 5, 3, (part, 4)))) for part in range(4)]
     assert sizes == [50, 50, 50, 50]
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 8, 17])
+def test_each_run_takes_some_of_each_bit_of_a_byte(every: int) -> None:
+    assert {number % 8 for number, _ in turns.taken(range(5000), every, 1)} == set(range(8))
 
 
 def test_a_case_keeps_its_number() -> None:
@@ -61,8 +66,10 @@ def test_the_seed_is_the_number_of_the_commit(tmp_path: Path) -> None:
     assert turns.of_commit(tmp_path / "two") == int(git("show", "-s", "--format=%ct", "HEAD"))
 
 
-def test_a_few_runs_take_all_cells_of_a_real_spark() -> None:
-    runs = [cells.in_turn(seed) for seed in range(cells.EVERY)]
+def test_a_few_runs_take_all_cells_of_a_real_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cells.in_turn(7) == cells.QUICK
+    monkeypatch.setattr(turns, "share", 4)
+    runs = [cells.in_turn(seed) for seed in range(turns.runs(1))]
     for master, names in cells.QUICK.items():
         assert {cell for run in runs for cell in run[master]} == set(names)
         assert all({cell for cell in names if cell.endswith(":self")} <= set(run[master]) for run in runs)

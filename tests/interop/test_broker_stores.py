@@ -24,6 +24,7 @@ from interop import broker_recipes
 from interop.broker_recipes import Recipe
 from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
+from interop.share import SHARE, part
 from messagestore.format import record_rows
 from messagestore.log.dispatch import QueueRuns
 from messagestore.recovery.survey import Surveyor
@@ -36,8 +37,8 @@ MOST_GROUPS_FOR_A_BUG = 5
 
 
 def groups() -> list[list[int]]:
-    seeds = range(FIRST_SEED, FIRST_SEED + STORES)
-    return [[*seeds[i : i + GROUP]] for i in range(0, len(seeds), GROUP)]
+    seeds = part(range(FIRST_SEED, FIRST_SEED + STORES))
+    return [seeds[i : i + GROUP] for i in range(0, len(seeds), GROUP)]
 
 
 def right(recipes: list[Recipe], tried: Callable[[Recipe], str | None]) -> None:
@@ -61,7 +62,7 @@ def test_random_stores_of_a_broker(seeds: list[int], drivers: Callable[[str], Dr
     right(recipes, lambda made: try_one(made, jvms[made.version], memory / f"seed-{made.seed}"))
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + STORES, 50))
+@pytest.mark.parametrize("seed", part(range(FIRST_SEED, FIRST_SEED + STORES, 50), min(SHARE, 3)))
 def test_a_broker_that_is_killed(
     seed: int, own_java: Callable[..., Driver], drivers: Callable[[str], Driver], memory: Path
 ) -> None:

@@ -31,6 +31,7 @@ from crash.imitate import another_boot
 from crash.simdisk import KillDisk, RecordingDisk
 from interop.compare import check_messages
 from interop.java_store import ANSWER_S, Driver, JavaStore, java_config, single
+from interop.share import part
 from messagestore import MessageStore, StoreConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -115,7 +116,7 @@ def test_killed_at_every_operation(java: Driver, root: Path, half_writes: bool) 
     base_promise = make_base(root, BASE)
     count = count_operations(lambda _: KillDisk(), root, root.parent / "count", STEPS)
     takeover = Takeover(java, SMALL)
-    for kill_at in range(count):
+    for kill_at in part(range(count)):
         store = fresh(root, root.parent / f"killed-{kill_at}")
         disk = KillDisk(kill_at, half_writes=half_writes)
         promise = run_until_killed(store, STEPS, disk, SMALL, copy.deepcopy(base_promise))
@@ -135,7 +136,7 @@ def test_power_cuts(java: Driver, root: Path) -> None:
         do_step(store, step, promise)
         known.append((disk.position, copy.deepcopy(promise)))
     takeover = Takeover(java, SMALL)
-    built, cuts = 0, spread(disk.position + 1, 40)
+    built, cuts = 0, part(spread(disk.position + 1, 40))
     for cut in cuts:
         acknowledged = [each for position, each in known if position <= cut][-1]
         expected = copy.deepcopy(promise)  # what may be there is all that was ever tried

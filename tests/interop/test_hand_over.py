@@ -17,6 +17,7 @@ from random import Random
 
 from interop.compare import check_keys, check_messages
 from interop.java_store import ANSWER_S, COUNTS, Driver, JavaStore, batch, java_config, single
+from interop.share import part
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageBatch, MessageStore
 from messagestore.inspect.verify import verify
 from messagestore.read_only_store import ReadOnlyStore
@@ -115,7 +116,7 @@ def check_with_java(ledger: Ledger, java: JavaStore) -> None:
 
 def test_ten_rounds(java: Driver, root: Path) -> None:
     """Java, ours, Java, ours: after each clean close the other goes on where the first ended. Keys of all rounds are found."""
-    ledgers = [Ledger(root / f"store-{seed}", Random(seed)) for seed in range(STORES)]
+    ledgers = [Ledger(root / f"store-{seed}", Random(seed)) for seed in part(range(STORES))]
     for _ in range(ROUNDS):
         closing = []
         for ledger in ledgers:
@@ -266,7 +267,7 @@ def has_hit_a_batch(stores: list[Survivor]) -> bool:
 def test_rounds_with_kills(own_java: Callable[..., Driver], root: Path) -> None:
     """Both sides die by SIGKILL at random moments, ours often amid a batch; the other side takes over: what either had
     acknowledged is there once, in order; no batch is there in part."""
-    stores = [Survivor(root / f"store-{seed}", seed) for seed in range(STORES)]
+    stores = [Survivor(root / f"store-{seed}", seed) for seed in part(range(STORES))]
     for round_number in range(MOST_KILL_ROUNDS):
         if round_number >= KILL_ROUNDS and has_hit_a_batch(stores):
             break
