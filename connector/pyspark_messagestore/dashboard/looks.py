@@ -151,7 +151,7 @@ def _never(stored: Stored, what: str) -> str:
             f"{count_words(hidden['records'], 'record')}{more} of all topics are not proven to be durable: "
             f"run `messagestore recover {quoted(stored.path)}`."
         )
-    if figures["left"] in ("broker", "unknown"):
+    if figures["left"] in ("broker", "unreadable"):
         return (
             f"No message was ever written to this {what}, or only some at the end of the log, which a broker has not "
             "proven to be durable yet."

@@ -351,7 +351,7 @@ _LEFT_WORDS = {
     "recovering": "a recovery was killed",
     "restarted": "the machine was restarted while the store was open",
     "broker": "a broker was killed",
-    "unknown": "an unknown process left the store open",
+    "unreadable": "the store was left open, and `spark/state`, which says how far its writer came, cannot be read",
 }
 UNRECOVERED = ("poisoned", *_LEFT_WORDS)
 """How a store is left that somebody has to recover."""

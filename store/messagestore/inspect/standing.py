@@ -23,7 +23,7 @@ _LEFT_OPEN = {
     Left.IN_FLIGHT: "killed",
     Left.RECOVERING: "recovering",
     Left.RESTARTED: "restarted",
-    Left.UNREADABLE: "unknown",
+    Left.UNREADABLE: "unreadable",
     Left.BROKER: "broker",
 }
 

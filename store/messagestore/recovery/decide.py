@@ -320,7 +320,8 @@ def begin(inventory: Inventory, *, accept_loss: bool) -> Begin:
 
     notes, rebuilt, lost = [], [], inventory.lost_queues if trust.units else ()
     if place is Place.CHAINED_SEGMENT:
-        notes.append("the record before the clean end is gone, so recovery began at an earlier segment")
+        cause = "`spark/state` could not be read" if state is None else "the record before the clean end is gone"
+        notes.append(f"{cause}, so recovery began at an earlier segment")
     if lost and inventory.condition.wrote is Writer.BROKER:
         notes.append(
             f"{listed(lost)}: the queues had messages, but have no folder now. They were not rebuilt, because a broker "

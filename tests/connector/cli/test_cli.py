@@ -29,9 +29,12 @@ from messagestore.files.state import StateFile
 from messagestore.files.writer_lock import probe_writer
 from messagestore.format.layout import STATE_POISONED, STATE_RECOVERING
 from messagestore.inspect import standing
+from messagestore.log.condition import CONDITIONS, Left
 from messagestore.spi import LOCAL_STORES
 from pyspark_messagestore.cli import output as cli_output
+from pyspark_messagestore.cli.commands.status import status_lines
 from pyspark_messagestore.cli.cursor import Cursor
+from pyspark_messagestore.monitoring.health import facts_of, findings_of, status_report
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -613,6 +616,28 @@ def test_status_says_what_was_under_way(root: Path, change: dict[str, int], left
     assert objects(run("status", root, "--json"))[0]["left"] == left
     assert words in run("status", root).stdout
     assert "recover" in run("status", root).stdout
+
+
+def test_a_state_that_cannot_be_read_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`status` and the rules of health called it an unknown process. The file is damaged while `status` looks."""
+    finish(committing(root, 1, "os._exit(0)"))
+    first = standing.look
+
+    def look(*arguments: Any) -> Any:
+        left = Left.UNREADABLE
+        return first(*arguments)._replace(state=None, left=left, condition=CONDITIONS[left])
+
+    monkeypatch.setattr(standing, "look", look)
+    with contextlib.closing(LOCAL_STORES.reader(str(root))) as store:
+        facts = facts_of(store)
+        report = status_report(store.view("status"), facts)
+    assert report["left"] == "unreadable"
+    status_lines(report)
+    assert "`spark/state` cannot be read" in capsys.readouterr().out
+    (sentence,) = (finding.sentence for finding in findings_of(facts) if finding.rule == "not-recovered")
+    assert "`spark/state`, which says how far its writer came, cannot be read" in sentence
 
 
 def test_status_of_a_broker_store(root: Path) -> None:

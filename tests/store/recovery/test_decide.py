@@ -184,6 +184,14 @@ BEGINS: dict[str, tuple[Inventory, Place, str, Derived]] = {
 }
 
 
+def test_a_state_that_cannot_be_read_is_no_record_that_is_gone() -> None:
+    """The report named a record that nobody had looked for."""
+    (note,) = decide.begin(inventory(Left.UNREADABLE, state=None, anchored=None), accept_loss=False).notes
+    assert note.startswith("`spark/state` could not be read")
+    (note,) = decide.begin(inventory(anchored=None), accept_loss=False).notes
+    assert note.startswith("the record before the clean end is gone")
+
+
 @pytest.mark.parametrize("row", BEGINS)
 def test_where_the_walk_begins(row: str) -> None:
     found, place, reason, remade = BEGINS[row]

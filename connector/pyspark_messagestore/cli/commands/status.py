@@ -132,7 +132,8 @@ _LEFT_WORDS = {
     "poisoned": "by a writer whose sync failed: check the disk, then run `messagestore recover`",
     "restarted": "open when the machine stopped: the next writer, or `messagestore recover`, checks it",
     "broker": "by a broker that was killed: `messagestore recover`, or the broker itself, repairs it",
-    "unknown": "open, by an unknown process: run `messagestore recover`",
+    "unreadable": "open, and `spark/state` cannot be read, the file that says how far the last writer came: run "
+    "`messagestore recover`",
 }
 """What each value of `left` means, and what to do about it."""
 
