@@ -82,9 +82,11 @@ def topics(stored: Stored, asked: Asked) -> dict[str, Any]:
     }
     if sort not in keys:
         raise ConfigError(f"sort: found {sort!r:.60}; allowed are {', '.join(keys)}", key="sort", value=sort)
+
     wanted = asked.get("contains", "").lower()
     rows = sorted((row for row in rows if wanted in row["topic"].lower()), key=keys[sort])
     shown = rows[start : start + MOST_COUNT]
+
     return {
         "rows": shown,
         "count": len(rows),
@@ -181,18 +183,22 @@ def messages(stored: Stored, asked: Asked) -> dict[str, Any]:
     """Messages of one queue, from a place on; without a place, the newest ones."""
     name, queue_id = given(asked, "topic"), number(asked, "queue", 0)
     count = number(asked, "count", PAGE_COUNT, least=1, most=MOST_COUNT)
+
     with stored.opened() as store:
         low, high = _ends(store, name, queue_id)
         asked_start = number(asked, "offset", max(low, high - count))
         start = min(max(low, asked_start), high)
+
         end, size = start, 0
         for each in store.sizes([Range(name, queue_id, start, min(high, start + count))])[0].tolist():
             if end > start and size + each > LIST_SIZE:
                 break
             end, size = end + 1, size + each
         stored.reads.read(size)
+
         found = list(_read(stored, store, name, queue_id, start, end))
         queues = sorted(store.describe([name], queues=True).queue_ids.get(name, []))
+
     return {
         "topic": name,
         "queueId": queue_id,
@@ -235,33 +241,28 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
     count = number(asked, "count", PAGE_COUNT, least=1, most=MOST_COUNT)
     before = number(asked, "before", 0) if asked.get("before") else None
     until = asked.get("until", "").strip()
+    only_queue = number(asked, "queue", 0) if asked.get("queue") else None
+
     with stored.opened() as store:
         ends = store.ends([name]).queues
-        all_queues = sorted(queue_id for _, queue_id in ends)
-        one = number(asked, "queue", 0) if asked.get("queue") else None
-        if one is not None or not ends:
-            _ends(store, name, one or 0)
-        queues = [(name, each) for each in all_queues if one in (None, each)]
+        queue_ids = sorted(queue_id for _, queue_id in ends)
+        if only_queue is not None or not ends:
+            _ends(store, name, only_queue or 0)  # an error if there is no such queue
+        queues = [(name, queue_id) for queue_id in queue_ids if only_queue in (None, queue_id)]
         low, high = operator.log_range(stored.path)
         if until and before is None:
             before = _first_after(stored, store, queues, time_ms("until", until))
+
+        most_size = LIST_SIZE if not wanted else FILTER_SIZE
         found = newest(
-            stored,
-            store,
-            queues,
-            wanted,
-            names,
-            before=before,
-            low=low,
-            high=high,
-            most=count,
-            most_size=LIST_SIZE if not wanted else FILTER_SIZE,
+            stored, store, queues, wanted, names, before=before, low=low, high=high, most=count, most_size=most_size
         )
         begins = {} if found.messages else store.begins(queues)
+
     return {
         "topic": name,
-        "queueId": one,
-        "queues": all_queues,
+        "queueId": only_queue,
+        "queues": queue_ids,
         "filter": asdict(wanted),
         "filtered": bool(wanted),
         "columns": names,
@@ -306,14 +307,16 @@ def _why_not_recent(
         return _never(stored, "topic")
     if all(begins[queue] >= ends[queue] for queue in begins):
         return _deleted(stored, sum(ends.values()), "topic")
+    # The whole topic was searched, and it has messages.
     if wanted:
-        return "No message that is there passes the filter."
-    return "No message is there that is so old." if before is not None else "There is no message."
+        return "None of the messages passes the filter."
+    return "There is no message this old." if before is not None else "There is no message."
 
 
 def message(stored: Stored, asked: Asked) -> dict[str, Any]:
     """One message: all fields, its neighbours, the batch that brought it, and who has read it."""
     name, queue_id, offset = given(asked, "topic"), number(asked, "queue", 0), number(asked, "offset", 0)
+
     with stored.opened() as store:
         low, high = _ends(store, name, queue_id)
         if not low <= offset < high:
@@ -323,6 +326,7 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         batches = [row for row in stored.rows("batches")[0] if row["physicalOffset"] <= at < row["endPhysicalOffset"]]
         readers, faults = _readers_of(stored, store, (name, queue_id), offset, low, high)
         near = store.places({(name, queue_id): offset})[name, queue_id].physical_offset if offset > low else None
+
     fields = stored.fields(raw, offset, plain="plain" in asked)
     try:
         behind = operator.message_at(stored.path, raw.physical_offset + raw.size)
@@ -335,6 +339,7 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
     except (StoreError, OSError) as error:
         ahead = behind = None
         faults.append(f"its neighbours in the log cannot be read: {error_words(error)}")
+
     found = {
         "message": fields,
         "compressed": bool(raw.sys_flag & SYS_FLAG_COMPRESSED),
@@ -346,6 +351,7 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         "readers": readers,
         "faults": faults,
     }
+
     related, more, found["relatedGoOn"] = _related(stored, raw)
     found["related"] = related
     faults += more
@@ -455,12 +461,15 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     }
     if not text:
         return found | {"note": "Type a key, a UNIQ_KEY, a message id, a place such as orders/1 @42, or a time."}
+
     place = _PLACE.fullmatch(text)
     if place is not None:
         return found | _at_place(stored, place["topic"], place["queue"], place["offset"])
+
     at_ms = None if "after" in asked else _time_of(text)
     if at_ms is None:
         return found | _with_key(stored, asked, text, SEARCH_SIZE)
+
     at_time = found | _at_time(stored, asked, at_ms)
     if stored.hides_keys or at_time["start"]:
         return at_time
@@ -468,6 +477,7 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
         with_key = _with_key(stored, asked, text, RELATED_SIZE)
     except (StoreError, OSError) as error:
         return at_time | {"faults": [*at_time["faults"], f"whether it is a key is not known: {error_words(error)}"]}
+
     if not with_key["messages"] and with_key["goOn"] is None:
         return at_time
     faults = [*at_time["faults"], *with_key["faults"]]
@@ -565,6 +575,7 @@ def _at_time(stored: Stored, asked: Asked, at_ms: int) -> dict[str, Any]:
         rows, faults = store.offsets((), at_ms)
     rows = [row for row in rows if row["storeTimestamp"] is not None]
     rows.sort(key=lambda row: (row["storeTimestamp"], row["topic"], row["queueId"]))
+
     places, note = rows[start : start + MOST_COUNT], ""
     if not rows:
         note = f"No message was stored at {time_words(at_ms)} or later."
@@ -572,6 +583,7 @@ def _at_time(stored: Stored, asked: Asked, at_ms: int) -> dict[str, Any]:
         note = (
             f"{start + 1:,} to {start + len(places):,} of {len(rows):,} queues, first those that got a message first."
         )
+
     return {
         "kind": "time",
         "timestamp": at_ms,

@@ -1,7 +1,7 @@
 """The messages of a topic that pass a filter, the newest first, some bytes at a time.
 
-The log is in the order of time, so going back means looking at one span of it after the other: where the queues stood
-at its two ends is a binary search each, and only the topic's own messages in between are read.
+The log is in the order of time, so a search goes back through one span of it after the other. A binary search finds
+where the queues stood at each end of a span, and only the topic's own messages in between are read.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Filter:
             return False
         if self.property:
             name, equals, value = self.property.partition("=")
-            found = fields["properties"].get(name)
-            if found is None or (equals and found != value):
+            has = fields["properties"].get(name)
+            if has is None or (equals and has != value):
                 return False
         if not self.text:
             return True
@@ -121,36 +121,37 @@ def newest(
     """
     if not queues:
         return Found([])
+
     upper_at = high if before is None else min(before, high)
     upper = store.ends([queues[0][0]]).queues if before is None else _stood_at(store, queues, upper_at)
     if not wanted and len(queues) > most + 1:
         queues = _latest(store, queues, upper, low, most + 1)
     begins = store.begins(queues)
+
     found, span = Found([]), _FIRST_SPAN
     while upper_at > low and any(upper[queue] > begins[queue] for queue in queues):
         if len(found.messages) >= most or found.searched >= most_size:
             found.go_on = upper_at
             break
+
         lower_at = max(low, upper_at - span)
         lower = _stood_at(store, queues, lower_at) if lower_at > low else begins
-        ranges = [
-            Range(*queue, max(lower[queue], begins[queue]), upper[queue])
-            for queue in queues
-            if upper[queue] > max(lower[queue], begins[queue])
-        ]
-        size = sum(int(each.sum()) for each in store.sizes(ranges)) if ranges else 0
-        room = most_size - found.searched
-        if size > max(room, 1) and span > _LEAST_SPAN:
-            span //= 4
+        firsts = {queue: max(lower[queue], begins[queue]) for queue in queues}
+        ranges = [Range(*queue, firsts[queue], upper[queue]) for queue in queues if upper[queue] > firsts[queue]]
+        size = sum(int(sizes.sum()) for sizes in store.sizes(ranges)) if ranges else 0
+        if size > max(most_size - found.searched, 1) and span > _LEAST_SPAN:
+            span //= 4  # there are more bytes in it than may still be read
             continue
-        enough = _take(stored, store, ranges, wanted, names, found, most)
+
+        found.go_on = _take(stored, store, ranges, wanted, names, found, most)
         found.searched += size
         stored.reads.read(size)
-        if enough is not None:
-            found.go_on = enough
+        if found.go_on is not None:
             break
+
         upper, upper_at = lower, lower_at
-        span = span * 4 if size < _FIRST_SPAN // 4 else span
+        if size < _FIRST_SPAN // 4:
+            span *= 4  # the topic has few messages here
     return found
 
 
@@ -161,8 +162,8 @@ def _latest(
     if fewer have messages.
     """
     places = store.places({queue: upper[queue] for queue in queues if upper[queue]})
-    there = [queue for queue, place in places.items() if place.physical_offset >= low]
-    return sorted(there, key=lambda queue: -places[queue].physical_offset)[:count] if len(there) > count else queues
+    filled = [queue for queue, place in places.items() if place.physical_offset >= low]
+    return sorted(filled, key=lambda queue: -places[queue].physical_offset)[:count] if len(filled) > count else queues
 
 
 def _take(
@@ -179,7 +180,7 @@ def _take(
     places = np.sort(np.concatenate([page.physical_offsets for page in pages])) if pages else np.empty(0, np.int64)
     room = most - len(found.messages)
     least = int(places[-room]) if not wanted and room < len(places) else 0  # without a filter, older ones have no room
-    for place, number, message in sorted(_read(pages, least), key=lambda each: -each[0]):
+    for place, number, message in sorted(_read(pages, least), key=lambda row: -row[0]):
         found.count += 1
         found.back_to_ms = message.store_timestamp_ms
         fields = listed(stored, message, number, wanted, names)
@@ -212,8 +213,8 @@ def listed(
     """
     fields = stored.fields(message, number)
     looks_into_body = bool(wanted.text or names) and message.sys_flag & SYS_FLAG_COMPRESSED
-    whole = stored.fields(message, number, plain=True) if looks_into_body else fields
-    return fields | {"cells": cells(whole, names)} if wanted.passes(whole) else None
+    readable = stored.fields(message, number, plain=True) if looks_into_body else fields
+    return fields | {"cells": cells(readable, names)} if wanted.passes(readable) else None
 
 
 def columns_of(asked: Mapping[str, str]) -> list[str]:
@@ -234,13 +235,14 @@ def cells(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """The values of some fields of a JSON body as text; empty where there is none. A dot goes into an object."""
     if not names:
         return []
-    whole = fields.get("decoded")
-    if whole is None:
-        whole = json_value(fields["body"])
-    found = []
+    body = fields.get("decoded")
+    if body is None:
+        body = json_value(fields["body"])
+
+    texts = []
     for name in names:
-        value = whole
+        value = body
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-        found.append("" if value is None else str(value)[:200])
-    return found
+        texts.append("" if value is None else str(value)[:200])
+    return texts

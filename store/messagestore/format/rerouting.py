@@ -135,43 +135,44 @@ def readdressed(
     starts : int64[k + 1]
         Where each begins, and where the last one ends.
     """
-    n = len(starts)
     heads = record_scan.heads(data, starts)
     count, parts = record_scan.parts(data, starts, heads)
-    if count < n:
-        raise AssertionError(f"record {count} of {n} was checked, and its lengths do not add up")
+    if count < len(starts):
+        raise AssertionError(f"record {count} of {len(starts)} was checked, and its lengths do not add up")
 
-    ends = parts.ends - np.where(_has_crc(data, parts.property_starts, parts.ends), PROPERTY_CRC_SIZE, 0)
-    property_sizes = ends - parts.property_starts
+    # Cut each record into slices. The last two are its properties, and a `__CRC32#` behind them or nothing.
+    property_ends = parts.ends - np.where(_has_crc(data, parts.property_starts, parts.ends), PROPERTY_CRC_SIZE, 0)
     flags = heads["sys_flag"].astype(np.int64)
     hosts = () if store_host is None else _store_hosts(starts, flags)
-    slices = slices_of(data, starts, *hosts, parts.body_ends, parts.property_starts, ends)
-    width = 4 + len(hosts)
+    slices = slices_of(data, starts, *hosts, parts.body_ends, parts.property_starts, property_ends)
+    slice_count = 4 + len(hosts)
 
-    rows = np.arange(n) if order is None else order
+    # From here on, everything is by the order of the result.
+    rows = np.arange(len(starts)) if order is None else order
     n, topic_codes, queue_ids, flags = len(rows), topic_codes[rows], queue_ids[rows], flags[rows]
+
+    def cut(number: int) -> pa.Array:
+        """One of the slices of each record."""
+        return slices.take(array_of(slice_count * rows + number))
+
     behind = [] if more is None else [more.take(array_of(rows))]
     if property_crc:
         behind.append(_repeated(PROPERTY_CRC_BLANK, n))
-    if behind:  # RocketMQ's producers leave out the separator behind their last property
-        bare = (property_sizes > 0) & (data[np.maximum(ends - 1, 0)] != PROPERTY_SEPARATOR[0])
-        behind.insert(
-            0, list_array([b"", PROPERTY_SEPARATOR], pa.large_binary()).take(array_of(bare[rows].view(np.int8)))
-        )
-    lengths = property_sizes[rows]
-    for column in behind:
-        lengths = lengths + lengths_of(column)
+    if behind:
+        behind.insert(0, _separators(data, parts.property_starts[rows], property_ends[rows]))
+    property_sizes = sum(map(lengths_of, behind), (property_ends - parts.property_starts)[rows])
 
+    # Join what stays of each record with what is new.
     packed = [topic_bytes(topic, True) for topic in topics]  # they were accepted when the messages were put
-    heads_and_bodies = [slices.take(array_of(width * rows))]
+    columns = [cut(0)]
     if store_host is not None:
-        heads_and_bodies += [_repeated(store_host, n), slices.take(array_of(width * rows + 2))]
+        columns += [_repeated(store_host, n), cut(2)]
         flags = flags & ~SYS_FLAG_STORE_HOST_V6 | (SYS_FLAG_STORE_HOST_V6 if len(store_host) > HOST_V4_SIZE else 0)
     joined = pc.binary_join_element_wise(
-        *heads_and_bodies,
+        *columns,
         list_array([topic for _, topic in packed], pa.large_binary()).take(array_of(topic_codes)),
-        _fixed(lengths.astype(">i2").view(np.uint8), PROPERTIES_LENGTH_SIZE),
-        slices.take(array_of(width * (rows + 1) - 2)),
+        _fixed(property_sizes.astype(">i2").view(np.uint8), PROPERTIES_LENGTH_SIZE),
+        cut(slice_count - 2),
         *behind,
         pa.scalar(b"", pa.large_binary()),
     )
@@ -180,6 +181,7 @@ def readdressed(
     records = np.frombuffer(joined.buffers()[2], np.uint8)[begins[0] : begins[-1]].copy()
     begins = begins - begins[0]
 
+    # Write the numbers of the heads anew.
     magics = np.array([magic for magic, _ in packed], np.int32)
     for name, values in (
         ("total_size", np.diff(begins)),
@@ -191,6 +193,12 @@ def readdressed(
     ):
         put_numbers(records, begins[:-1] + RECORD_HEAD.offset(name), values, 8 if name.endswith("_offset") else 4)
     return records, begins
+
+
+def _separators(data: NDArray[np.uint8], property_starts: NDArray[np.int64], ends: NDArray[np.int64]) -> pa.Array:
+    """What is missing behind the properties of each record: RocketMQ's producers leave out the last separator."""
+    are_open = (ends > property_starts) & (data[np.maximum(ends - 1, 0)] != PROPERTY_SEPARATOR[0])
+    return list_array([b"", PROPERTY_SEPARATOR], pa.large_binary()).take(array_of(are_open.view(np.int8)))
 
 
 def put_numbers(data: NDArray[np.uint8], positions: NDArray[np.int64], values: NDArray[Any], width: int) -> None:

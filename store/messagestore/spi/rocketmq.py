@@ -197,45 +197,47 @@ class RocketMQReader:
         """How far the queues of some topics reach. The broker is asked when it has answered a request that it kept."""
         key, now_s = (tuple(topics), names), time.monotonic()
         before = self._answers.get(key)
-        if before is not None and since is before and not self._broker.is_closed:
-            fresh_s = LOOK_S if not self._waits.is_armed else ALL_S if self._waits.is_quiet(before.queues) else 0.0
-            if now_s - self._looked_s[key] < fresh_s:
-                return before
+        follows = since is not None
+        is_repeated = since is before and not self._broker.is_closed
+        if before is not None and is_repeated and now_s - self._looked_s[key] < self._fresh_s(before):
+            return before
 
         queues = self._awaited_queues(topics)
         self._broker.topic = next((topic for topic, _ in queues), self._broker.topic)
-        ends = self._looked_at(queues, follows=since is not None)
+        ends = self._looked_at(queues, follows=follows)
+        self._count_shrinks(ends)
+
+        # The caller gets his own objects back while nothing has changed.
+        if before is not None and before.queues == ends:
+            ends = before.queues
+        answer = Ends(
+            "",
+            ends,
+            self._broker.topic_names() if names else None,
+            shrinks={queue: self._shrinks[queue] for queue in queues if queue in self._shrinks},
+            recovered=not self._broker.replicas.is_slave,
+            instance=self._instance,
+            serial=0 if before is None else before.serial,
+        )
+        answer = before if before is not None and answer == before else replace(answer, serial=next(self._serials))
+
+        self._answers[key], self._looked_s[key] = answer, now_s
+        if follows:  # whoever asks once does not wait
+            self._waits.arm(ends)
+        return answer
+
+    def _fresh_s(self, answer: Ends) -> float:
+        """For how many seconds an answer holds without a look."""
+        if not self._waits.is_armed:
+            return LOOK_S
+        return ALL_S if self._waits.is_quiet(answer.queues) else 0.0
+
+    def _count_shrinks(self, ends: Queues) -> None:
+        """Count the queues that have become shorter. A slave may only be behind its master, and is not counted."""
         for queue, end in ends.items():
             if end < self._ends.get(queue, 0) and not self._broker.replicas.is_slave:
                 self._shrinks[queue] = self._shrinks.get(queue, 0) + 1
             self._ends[queue] = end
-
-        topic_names = self._broker.topic_names() if names else None
-        shrinks = {queue: self._shrinks[queue] for queue in queues if queue in self._shrinks}
-        recovered = not self._broker.replicas.is_slave
-        if before is not None and (before.queues, before.topic_names, before.shrinks, before.recovered) == (
-            ends,
-            topic_names,
-            shrinks,
-            recovered,
-        ):
-            answer = before
-        else:
-            if before is not None and before.queues == ends:
-                ends = before.queues
-            answer = Ends(
-                "",
-                ends,
-                topic_names,
-                shrinks=shrinks,
-                recovered=recovered,
-                instance=self._instance,
-                serial=next(self._serials),
-            )
-        self._answers[key], self._looked_s[key] = answer, now_s
-        if since is not None:  # whoever asks once does not wait
-            self._waits.arm(ends)
-        return answer
 
     def _awaited_queues(self, topics: Sequence[str]) -> list[Queue]:
         """The queues of some topics. Name servers forget those of a broker that is down, so these are waited for."""

@@ -135,7 +135,7 @@ def test_up_to_a_time(client: Client) -> None:
     stamps = [each["storeTimestamp"] for each in client(RECENT + f"&count=100&until={at_ms}").json["messages"]]
     assert stamps and max(stamps) <= at_ms
     early = client(RECENT + "&until=2020-01-01").json
-    assert (early["messages"], early["empty"]) == ([], "No message is there that is so old.")
+    assert (early["messages"], early["empty"]) == ([], "There is no message this old.")
 
 
 def test_columns_are_fields_of_json_bodies(client: Client) -> None:
@@ -171,7 +171,7 @@ def test_filters_and_columns_see_what_is_compressed_or_no_text(tmp_path: Path, m
 
 
 def test_an_empty_list_says_why(client: Client, root: Path) -> None:
-    assert client(RECENT + "&text=nowhere").json["empty"] == "No message that is there passes the filter."
+    assert client(RECENT + "&text=nowhere").json["empty"] == "None of the messages passes the filter."
     with MessageStore.open(root, SMALL) as store:
         store.create_topic("quiet")
     assert "No message was ever written" in client("/api/v1/s/store/recent?topic=quiet").json["empty"]

@@ -339,7 +339,7 @@ def test_what_retention_deleted_is_said_with_its_time(tmp_path: Path) -> None:
         words = page(client, f"/s/kept/{address}").words
         assert "Retention has deleted all 40 messages" in words and "those stored before 20" in words
     filtered = page(client, "/s/kept/recent?topic=there&tag=none").words
-    assert "No message that is there passes the filter." in filtered and "of the log" in filtered
+    assert "None of the messages passes the filter." in filtered and "of the log" in filtered
 
 
 def test_a_folder_that_may_not_be_read_is_named(client: Client, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
