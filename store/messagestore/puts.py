@@ -145,6 +145,7 @@ class Puts:
     ) -> TopicConfig:
         """Create a topic unless it exists, and return it."""
         check_topic(topic)
+
         with self.configuring() as writer:
             topics = writer.files.topics
             config = topics.get(topic)

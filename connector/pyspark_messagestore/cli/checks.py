@@ -87,6 +87,7 @@ def answered(ask: Ask, message: MessageExt) -> LocalTransactionState:
         words = f"the URL gave no whole answer of HTTP ({type(error).__name__}: {str(error)[:_SHOWN_COUNT]!r})"
     except OSError as error:
         words = str(error)
+
     out.note(
         f"messagestore: check of half message {message.message_id}: {words}. It stays open, and is asked about again"
     )

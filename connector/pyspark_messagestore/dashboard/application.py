@@ -130,9 +130,11 @@ def app(
         )
     if read_limit < 0:
         raise ConfigError(f"dashboard: found a limit of {read_limit}; allowed is 0 or more", key="read_limit")
+
     folders = tuple(os.path.abspath(folder) for folder in checkpoints)
     stores: dict[str, Stored] = {}
     checks, reads = Checks(), Reads(read_limit)
+
     paths = list(dict.fromkeys(map(os.path.abspath, roots)))
     own_names = {os.path.basename(path) for path in paths}
     for number, path in enumerate(paths, 1):
@@ -152,6 +154,7 @@ def app(
             checks=checks,
             reads=reads,
         )
+
     pages = _Pages(stores, checks, read_limit)
     return Guard(pages.application(), token, hosts, pages.end, reads, _most_read)
 
@@ -411,6 +414,7 @@ class _Pages:
                     "sinceMs": None,
                 }
                 found = {"findings": [finding], "messages": None, "topics": [], "left": None}
+
             reports.append(
                 {
                     "name": stored.name,
@@ -421,6 +425,7 @@ class _Pages:
                     "findings": found["findings"],
                 }
             )
+
         return sorted(
             reports,
             key=lambda report: (

@@ -134,6 +134,7 @@ class Guard:
                 "The Host header names another host. Open the page by an address of this machine, by localhost, or by "
                 "a name that was given with --allow-host.",
             )
+
         if len(scope["query_string"]) > MOST_QUERY_SIZE:
             return _refused(414, f"The address has more than {MOST_QUERY_SIZE:,} bytes behind the question mark.")
         if path == "/login" and scope["method"] == "POST":
@@ -142,12 +143,14 @@ class Guard:
             return _refused(403, "The request comes from another page. Open the page of this server, and ask there.")
         if scope["method"] not in ("GET", "HEAD") and not (scope["method"] == "POST" and _CHECKS.fullmatch(path)):
             return _refused(405, "This page only reads: allowed are GET and HEAD.", {"Allow": "GET, HEAD"})
+
         if path != "/login" and not path.startswith("/static/") and not self._may_ask(headers):
             if path.startswith(("/api/", "/metrics", "/healthz")):
                 return _refused(
                     401, "Send the token: `Authorization: Bearer TOKEN`.", {"WWW-Authenticate": 'Bearer realm="store"'}
                 )
             return RedirectResponse(scope.get("root_path", "") + "/login", 303)
+
         if self._at_once >= MOST_AT_ONCE and not path.startswith("/static/"):
             return _refused(503, f"{MOST_AT_ONCE} requests are being answered. Try again.", {"Retry-After": "1"})
         return None
@@ -185,10 +188,12 @@ class Guard:
             body += part
             if len(body) > MOST_LOGIN_SIZE:
                 return _refused(413, f"The form has more than {MOST_LOGIN_SIZE:,} bytes.")
+
         given = urllib.parse.parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         root_path = scope.get("root_path", "")
         if not self._token or not self._is_token(given.strip()):
             return RedirectResponse(root_path + "/login?wrong=1", 303)
+
         answer = RedirectResponse(root_path + "/", 303)
         answer.set_cookie(
             COOKIE,

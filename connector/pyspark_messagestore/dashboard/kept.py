@@ -79,17 +79,20 @@ class Kept:
             self._entries.move_to_end(name)
             if len(self._entries) > _MOST_KEPT:
                 self._entries.popitem(last=False)
+
         with entry.lock:
             stamp, place = self._stamp(), self._place()
             age_s = time.monotonic() - entry.at_s
             if stamp is not None and stamp == entry.stamp and age_s < KEPT_S:
                 return cast("T", entry.value)
+
             if entry.large and place == entry.place and age_s < LARGE_KEPT_S:
                 self._of_thread.age_s = max(self.age_s, age_s)
                 if age_s >= min(max(AGAIN_S, _SHARE * entry.took_s), LARGE_KEPT_S / 2) and not entry.looking:
                     entry.looking = True
                     threading.Thread(target=self._again, args=(entry, look), name="dashboard-look", daemon=True).start()
                 return cast("T", entry.value)
+
             entry.stamp, begin_s = None, time.monotonic()
             self._fill(entry, look(), stamp, place, begin_s)
             return cast("T", entry.value)

@@ -30,9 +30,11 @@ def spark(stored: Stored, asked: Asked) -> dict[str, Any]:
     batches, more = stored.rows("batches")
     facts = stored.facts()
     newest = sorted(batches, key=lambda row: -row["physicalOffset"])
+
     count = number(asked, "count", BATCHES, most=MOST_COUNT)
     timed = _timed(stored, newest[: max(BATCHES, count)])
     letters = stored.kept.get("letters", lambda: _dead_letters(stored, batches))
+
     return {
         "apps": [row | _pace(timed, row["app"]) for row in apps],
         "batches": timed[:count],
@@ -85,6 +87,7 @@ def gaps(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             (row for row in batches if row["app"] == app and row["storeTimestamp"] is not None),
             key=lambda row: row["version"],
         )
+
         for before, after in pairwise(rows):
             gap_ms = after["storeTimestamp"] - before["storeTimestamp"]
             if gap_ms >= max(_LEAST_GAP_MS, _GAP_FACTOR * usual_ms):
@@ -137,13 +140,16 @@ def _dead_letters(stored: Stored, batches: Sequence[Mapping[str, Any]]) -> tuple
     newest = sorted(batches, key=lambda row: -row["physicalOffset"])
     counted = sorted(dead_letter_topics(stored.facts().figures["counters"]))
     written = dict.fromkeys([*counted, *(topic for row in newest for topic in row["topics"])])
+
     figures = {row["topic"]: row for row in stored.facts().figures["topics"]}
     queues: dict[str, list[Mapping[str, Any]]] = {}
     for of_queue in stored.rows("queues")[0]:
         queues.setdefault(of_queue["topic"], []).append(of_queue)
     given_up = [topic for topic in figures if topic.startswith("%DLQ%")]
+
     before: _Letters | None = stored.kept.last("letters")
     known, found, faults = {} if before is None else before.topics, dict[str, _OfTopic](), list[str]()
+
     with stored.opened() as store:
         for topic in [*given_up, *written][:_MOST_TOPICS]:
             row = figures.get(topic)
@@ -171,16 +177,19 @@ def _letters_of(
     """
     ends = {(row["topic"], row["queueId"]): row["maxOffset"] for row in queues}
     there = [(row["topic"], row["queueId"]) for row in queues if row["messages"]]
+
     none = _OfTopic(place, [], len(ends))
     if not there:
         return none
     if not always and not any(REASON in fields["properties"] for fields, _ in _read(stored, store, ends, there[:4], 1)):
         return none
+
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for fields, where in _read(stored, store, ends, there, max(1, LETTERS // len(there))):
         if always or REASON in fields["properties"]:
             key = (fields["properties"].get(FIELD, ""), fields["properties"].get(REASON, ""))
             groups.setdefault(key, []).append(where)
+
     rows = [
         {
             "topic": there[0][0],

@@ -78,6 +78,7 @@ def dashboard() -> dict[str, Any]:
         }
         for number, (title, expression, legend, unit) in enumerate(_PANELS)
     ]
+
     variables = [
         {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
         {
@@ -90,6 +91,7 @@ def dashboard() -> dict[str, Any]:
             "multi": True,
         },
     ]
+
     return {
         "title": "Message stores",
         "uid": "messagestore",

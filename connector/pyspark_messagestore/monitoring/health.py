@@ -201,6 +201,7 @@ def facts_of(
         )
         for folder in checkpoints
     ]
+
     of_spark = dead_letter_topics(figures["counters"])
     topics = [
         row["topic"]
@@ -211,6 +212,7 @@ def facts_of(
     dead: dict[str, int] = {}
     for row in rows:
         dead[row["topic"]] = dead.get(row["topic"], 0) + row["maxOffset"] - row["offset"]
+
     return Facts(figures, faults, queries, dead)
 
 
@@ -299,6 +301,7 @@ def query_of(
     batch, own, stores = progress.committed, ids_of(store), stores_of(progress)
     if store.describe([]).store_id not in stores and not stores.isdisjoint(own):
         own -= originals()
+
     for fields in () if batch is None or batch.fault else batch.offsets:
         offset = stream_offset(fields)
         if offset is None:
@@ -314,6 +317,7 @@ def query_of(
         except StoreError as error:
             faults = [str(error)]
         refused += faults
+
     elsewhere = bool(stores) and stores.isdisjoint(own)
     if elsewhere and belongs(progress, own, others):
         names = ", ".join(sorted(stores))
@@ -585,6 +589,7 @@ def _lag_grows(facts: Facts) -> Iterator[Seen]:
                 f"`messagestore lag ROOT --checkpoint {quoted(query.progress.path)}` shows each queue",
                 first.time_ms,
             )
+
     lags: dict[str, int] = {}
     for row in facts.figures["groups"]:
         lags[row["group"]] = lags.get(row["group"], 0) + row["lag"] - row["deleted"]

@@ -219,6 +219,7 @@ class MessageStoreListener(StreamingQueryListener):
             )
             for root in roots
         }
+
         self.latest: dict[str, list[SourceLag]] = {}
         self._stores = stores
         self._by_id: dict[str, Location] = {}

@@ -380,12 +380,14 @@ class SinkOptions(BrokerOptions):
                     f"and a broker decides about its files itself and has no batches. Leave the option out",
                     key=name,
                 )
+
             if self.path.is_remote and not self.path.is_cluster and name in _OF_SERVERS:
                 raise ConfigError(
                     f"option {name}: found together with {self.path}. Who serves that store decides about this "
                     "(messagestore serve --store-config). Leave the option out",
                     key=name,
                 )
+
             if not self.path.is_cluster and name in _OF_BROKERS:
                 raise ConfigError(
                     f"option {name}: found together with {self.path}; allowed is the address of RocketMQ's name "

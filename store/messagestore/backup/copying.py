@@ -100,6 +100,7 @@ def back_up(
     """
     backup = Target(target, target_disk or Disk())
     _check_apart(os.path.abspath(root), backup.path)
+
     time_ms = time.time_ns() // 1_000_000
     snapshot = Snapshot(root, disk or Disk())
     try:

@@ -105,6 +105,7 @@ class Assignment:
         self._reader = reader
         self._beginning = beginning
         self._gained, self._leaving, self._lost = gained, leaving, lost
+
         self._ends = self._ends_of(topics.named)
         self._restarts: dict[Queue, int] = {}
         self._has_looked = False

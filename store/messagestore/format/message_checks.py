@@ -298,6 +298,7 @@ def _text_faults(
     bad = _bad_items(array, blanks=blanks, nulls=nulls) if array is not None and len(array) else []
     if not bad:
         return
+
     items = np.unique(np.array(bad, np.int64))
     rows, firsts = np.unique(rows_of(items), return_index=True)
     texts = plain(array)

@@ -80,6 +80,7 @@ def topics_of(view: StoreView, places: Places, faults: list[str]) -> list[dict[s
     """
     elsewhere = why_in_rocksdb(view.files.disk, view.files.paths.root)
     faults += [elsewhere] if elsewhere is not None else []
+
     rows = []
     for row in by_topic(view, places):
         config = view.files.topics.get(row["topic"]) if elsewhere is None else None

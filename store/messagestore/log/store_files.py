@@ -405,6 +405,7 @@ class StoreFiles:
         changed = old.changed(end, levels, self.commit_log.min_offset)
         if changed is old:
             return False
+
         if len(changed.entries) > MOST_ENTRIES:
             raise ConfigError(
                 f"messageDelayLevel: found {levels!r}, and the store has {old.last!r}. Its delay levels have changed "
@@ -414,6 +415,7 @@ class StoreFiles:
                 key="messageDelayLevel",
                 value=levels,
             )
+
         self.keep_levels(changed)
         if len(changed.entries) > 1:
             _log.warning(

@@ -275,6 +275,7 @@ def check_units(
     """
     log = view.files.commit_log
     room = log.file_size - BLANK.size - (physical_offsets - log.min_offset) % log.file_size
+
     bad = np.flatnonzero((sizes <= 0) | (sizes > room) | (physical_offsets < 0))
     if len(bad):
         row = int(bad[0])

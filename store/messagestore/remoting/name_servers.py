@@ -117,6 +117,7 @@ class NameServers:
         except (OSError, http.client.HTTPException) as error:
             pass_on(error)
             raise StoreUnavailableError(f"{self.text}: no list of name servers: {str(error) or repr(error)}") from error
+
         if answer.status != http.client.OK:
             raise StoreUnavailableError(
                 f"{self.text}: no list of name servers: the server answered {answer.status} {answer.reason}"

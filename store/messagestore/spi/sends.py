@@ -168,6 +168,7 @@ class Producer:
             No queue of the topic may be written.
         """
         route = self._client.awaited_route(topic, self._has_masters)
+
         queues, why = [], []
         for name, data in sorted(route.queues.items()):
             broker = route.brokers.get(name)
@@ -179,6 +180,7 @@ class Producer:
                 why.append(f"the master of broker {name} is down")
             else:
                 queues += [SendQueue(name, queue_id) for queue_id in range(data.write_queue_nums)]
+
         if not queues:
             reason = "; ".join(why) or f"it is on the brokers {', '.join(sorted(route.queues))}"
             raise ConfigError(
@@ -429,6 +431,7 @@ class Producer:
                 if error.code not in codes.BUSY:
                     raise
                 failure = error
+
             patience.wait(failure)
 
     def _patience(self) -> Patience:

@@ -83,6 +83,7 @@ def listed(target: Target, as_json: Json = False) -> None:
         for point in points:
             out.json_line(_fields(point))
         return
+
     rows = [
         (
             point.number,

@@ -109,6 +109,7 @@ def _read_by(
             key="ROOT",
             value=str(root),
         )
+
     unknown = sorted(names - stores.keys())
     if unknown:
         raise StoreUnavailableError(

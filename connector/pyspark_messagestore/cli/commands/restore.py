@@ -34,6 +34,7 @@ def restore(
         made = backups.restore(
             path_of(target), path_of(root), number=point, config=config_of(store_config), progress=progress
         )
+
     if as_json:
         out.json_line({"point": made.number, "begin": made.begin, "end": made.end, "backedUp": made.store_id})
     else:

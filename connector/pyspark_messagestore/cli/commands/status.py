@@ -35,12 +35,14 @@ def status(
     with out.waiting("looking through the store"), opened(root, store_config) as store:
         facts = facts_of(store, folders)
         report = status_report(store.view("status"), facts)
+
     faults, findings = report["faults"], findings_of(facts)
     if as_json:
         out.json_line(report)
     else:
         status_lines(report)
         _finding_lines([finding for finding in findings if finding.rule != "unreadable"])
+
     for fault in faults:
         out.note(f"messagestore: {fault}")
     if faults:
