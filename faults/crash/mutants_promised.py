@@ -20,7 +20,7 @@ from crash.planting import Ground, Mutant, patched, power_cuts, without
 from messagestore import Message, MessageStore, PutMessageStatus, StoreError
 from messagestore.files.disk import Disk, File
 from messagestore.writer.flush import FlushService
-from messagestore.writer.pending_puts import OnewayPut, PromisedPuts
+from messagestore.writer.pending_puts import OnewayPut, PendingPuts
 from messagestore.writer.states import Health
 
 _BOUND_S = 60.0
@@ -147,7 +147,7 @@ def the_process_forks(root: Path) -> None:
 def completes_at_once(_: Any) -> Any:
     """The Future completes when the put was appended."""
 
-    def promise(_promised: PromisedPuts, result: Any, future: Any, _timeout_s: float) -> None:
+    def promise(_promised: PendingPuts, result: Any, future: Any, _timeout_s: float) -> None:
         future.set_result(result)
 
     return promise
@@ -156,7 +156,7 @@ def completes_at_once(_: Any) -> Any:
 def completes_all(real: Any) -> Any:
     """A sync completes every put in flight, also those that came after it began."""
 
-    def flushed(promised: PromisedPuts, end: int) -> None:
+    def flushed(promised: PendingPuts, end: int) -> None:
         real(promised, max([end, *(each.end for each in promised._promises)]))
 
     return flushed
@@ -165,7 +165,7 @@ def completes_all(real: Any) -> Any:
 def drops_what_is_lost(real: Any) -> Any:
     """A failed sync takes the puts in flight off the list, and nobody is told."""
 
-    def take(promised: PromisedPuts) -> None:
+    def take(promised: PendingPuts) -> None:
         if promised._writer.health is not Health.SOUND:
             promised._promises.clear()
         real(promised)
@@ -183,7 +183,7 @@ def counts_no_failure(real: Any) -> Any:
 def is_never_late(real: Any) -> Any:
     """The thread does not look at deadlines."""
 
-    def promise(promised: PromisedPuts, result: Any, future: Any, _timeout_s: float) -> None:
+    def promise(promised: PendingPuts, result: Any, future: Any, _timeout_s: float) -> None:
         real(promised, result, future, 1e6)
 
     return promise
@@ -202,7 +202,7 @@ def puts_in_flight(ground: Ground) -> Iterator[Verdict]:
 def forgets_others(real: Any) -> Any:
     """An interrupted put takes the puts of other threads with it."""
 
-    def promise(promised: PromisedPuts, result: Any, future: Any, timeout_s: float) -> None:
+    def promise(promised: PendingPuts, result: Any, future: Any, timeout_s: float) -> None:
         try:
             real(promised, result, future, timeout_s)
         except BaseException:
@@ -213,12 +213,12 @@ def forgets_others(real: Any) -> Any:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("a Future completes before the sync", patched(PromisedPuts, "promise", completes_at_once), "power cuts", power_cuts("puts in flight")),
-    Mutant("a Future completes with a sync that began before its put", patched(PromisedPuts, "flushed", completes_all), "a put during a sync", named(a_put_comes_during_a_sync)),
-    Mutant("Futures are dropped when a sync fails", patched(PromisedPuts, "_take_due", drops_what_is_lost), "a failing sync", named(a_sync_fails)),
+    Mutant("a Future completes before the sync", patched(PendingPuts, "promise", completes_at_once), "power cuts", power_cuts("puts in flight")),
+    Mutant("a Future completes with a sync that began before its put", patched(PendingPuts, "flushed", completes_all), "a put during a sync", named(a_put_comes_during_a_sync)),
+    Mutant("Futures are dropped when a sync fails", patched(PendingPuts, "_take_due", drops_what_is_lost), "a failing sync", named(a_sync_fails)),
     Mutant("a one-way put that fails is not counted", patched(OnewayPut, "set_exception", counts_no_failure), "a failing sync", named(a_sync_fails)),
-    Mutant("FLUSH_DISK_TIMEOUT does not reach a Future", patched(PromisedPuts, "promise", is_never_late), "a hanging sync", named(a_sync_hangs)),
+    Mutant("FLUSH_DISK_TIMEOUT does not reach a Future", patched(PendingPuts, "promise", is_never_late), "a hanging sync", named(a_sync_hangs)),
     Mutant("a close leaves Futures open", without(FlushService, "end"), "a close", named(the_store_closes_without_a_sync)),
-    Mutant("a child waits for the Futures of its parent", without(PromisedPuts, "forget_threads"), "a fork", named(the_process_forks)),
-    Mutant("an interrupted put takes the Futures of others with it", patched(PromisedPuts, "promise", forgets_others), "interrupts", puts_in_flight),
+    Mutant("a child waits for the Futures of its parent", without(PendingPuts, "forget_threads"), "a fork", named(the_process_forks)),
+    Mutant("an interrupted put takes the Futures of others with it", patched(PendingPuts, "promise", forgets_others), "interrupts", puts_in_flight),
 )  # fmt: skip

@@ -800,7 +800,7 @@ class MessageStore(ReadOnlyStore):
         return self._statistics.stats(
             dispatch_behind=max(0, committed - visible),
             flush_behind=max(0, committed - synced),
-            commit_behind=max(0, end - committed),
+            pool_behind=max(0, end - committed),
             disk_used=disk_used,
         )
 

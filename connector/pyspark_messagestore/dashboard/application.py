@@ -57,7 +57,7 @@ BODY_SHOWN = 256 << 10
 _HEX_SHOWN, _HEX_LENGTH = 4096, 16
 _PIECE_SIZE = 64 << 10
 _FAULT = "fault"
-_VIEWS = {
+_TABS = {
     "verify": "log",
     "topic": "topics",
     "recent": "topics",
@@ -65,7 +65,7 @@ _VIEWS = {
     "message": "topics",
     "group": "readers",
 }
-"""The view to which other looks belong."""
+"""The tab to which a page without one of its own belongs."""
 
 
 def app(
@@ -269,7 +269,7 @@ class _Pages:
             "asked": asked,
             "found": found,
             "copies": copies(stored, look, found),
-            "view": _VIEWS.get(look, look),
+            "tab": _TABS.get(look, look),
             "age_s": int(stored.kept.age_s),
         }
         return self._html(request, f"{look}.html", values)
@@ -362,7 +362,7 @@ class _Pages:
         stored, look = self._stored(request), request.path_params["look"]
         try:
             if stored is None or look not in LOOKS:
-                raise _NoPageError(f"There is no such view; there are {', '.join(LOOKS)}.")
+                raise _NoPageError(f"There is no such page; there are {', '.join(LOOKS)}.")
             return _Json(LOOKS[look](stored, dict(request.query_params)))
         except (StoreError, OSError, _NoPageError) as error:
             return _Json({"error": error_words(error)}, _status_of(error))
@@ -450,7 +450,7 @@ class _Pages:
             "store": None,
             "asked": {},
             "copies": {},
-            "view": "",
+            "tab": "",
             "age_s": 0,
         }
         text = self._templates.get_template(template).render(common | values)

@@ -101,11 +101,11 @@ class StoreCollector(Collector):
             if value is not None:
                 family.add_metric([store], value)
 
-        commit = GaugeMetricFamily(
-            "spark_commit_behind_bytes", "Bytes of puts that are only in the session's memory.", labels=["store"]
+        pool = GaugeMetricFamily(
+            "spark_pool_behind_bytes", "Bytes of puts that are only in the session's memory.", labels=["store"]
         )
-        if counted is not None and counted.commit_behind is not None:
-            commit.add_metric([store], counted.commit_behind)
+        if counted is not None and counted.pool_behind is not None:
+            pool.add_metric([store], counted.pool_behind)
 
         used = GaugeMetricFamily(
             "spark_disk_used_ratio", "How full the disk is under a folder.", labels=["store", "folder"]
@@ -133,7 +133,7 @@ class StoreCollector(Collector):
         of_spark = dead_letter_topics(read["counters"])
         letters.add_metric([store], sum(row["messagesIn"] for row in read["topics"] if row["topic"] in of_spark))
 
-        metrics: list[Metric] = [size, dispatch, flush, commit, reserve, used, incoming, number, letters]
+        metrics: list[Metric] = [size, dispatch, flush, pool, reserve, used, incoming, number, letters]
         metrics += [*_waiting(store, read), *_groups(store, read["groups"]), *_batches(store, read)]
         if counted is not None:
             metrics += _session(store, counted)

@@ -12,7 +12,7 @@ complete (`named_file` does so with a file that was created before), and `replac
 and makes it durable.
 
 A `File` is one open descriptor. It closes with the last reference to it, so a pool may forget a file that another
-thread is still reading. The module has RocketMQ's name (`logfile/DefaultMappedFile.java`), although nothing is mapped.
+thread is still reading.
 """
 
 from __future__ import annotations

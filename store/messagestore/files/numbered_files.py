@@ -27,7 +27,7 @@ def file_name(file_from_offset: int) -> str:
 
 
 class MappedFileQueue:
-    """The files of one CommitLog or ConsumeQueue.
+    """The files of one CommitLog or ConsumeQueue. It has RocketMQ's name, and here nothing is mapped.
 
     Parameters
     ----------

@@ -211,13 +211,13 @@ def unproven(view: StoreView) -> dict[str, Any] | None:
 def behind(view: StoreView) -> dict[str, int | None]:
     """How many bytes at the end of the log no reader sees yet, and how many no sync has covered, by the files.
 
-    What another process has in memory cannot be seen: it may have synced a moment ago, or have puts that it has not
-    committed (`transientStorePoolEnable`), unless nothing is in flight. None: the files do not say, as after a broker.
+    What another process has in memory cannot be seen: it may have synced a moment ago, or have puts in its
+    pool (`transientStorePoolEnable`), unless nothing is in flight. None: the files do not say, as after a broker.
     """
     files = view.files
     state = files.state_file.read() if view.store_id else None
     if state is None or view.known_end is None:
-        return {"dispatchBehind": None, "flushBehind": None, "commitBehind": None}
+        return {"dispatchBehind": None, "flushBehind": None, "poolBehind": None}
     end = state.visible_end
     if not state.idle:
         files.commit_log.load()
@@ -227,7 +227,7 @@ def behind(view: StoreView) -> dict[str, int | None]:
     return {
         "dispatchBehind": max(0, end - state.visible_end),
         "flushBehind": max(0, end - state.flushed_end),
-        "commitBehind": 0 if state.idle else None,
+        "poolBehind": 0 if state.idle else None,
     }
 
 

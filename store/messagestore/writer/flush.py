@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from messagestore.errors import StoreError, StoreFullError
 from messagestore.format.message import PutMessageResult
 from messagestore.writer.log_writer import LogWriter
-from messagestore.writer.pending_puts import OnewayPut, PromisedPuts, PutFuture
+from messagestore.writer.pending_puts import OnewayPut, PendingPuts, PutFuture
 from messagestore.writer.service_thread import ServiceThread, held_lock
 from messagestore.writer.states import Health, Turn
 
@@ -43,7 +43,7 @@ class FlushService(ServiceThread):
     def __init__(self, writer: LogWriter, remember_poison: Callable[[], None] = lambda: None) -> None:
         super().__init__("messagestore-flush")
         self.writer = writer
-        self.promised = PromisedPuts(writer)
+        self.promised = PendingPuts(writer)
         """The puts whose callers do not wait."""
         self._remember_poison = remember_poison
         self._waiters: list[tuple[int, LockType]] = []

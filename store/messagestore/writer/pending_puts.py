@@ -120,7 +120,7 @@ def in_doubt(error: StoreError, physical_offset: int) -> StoreError:
     return doubt
 
 
-class PromisedPuts(ServiceThread):
+class PendingPuts(ServiceThread):
     """The puts of one writer that wait for a sync without a caller, and the thread that completes them.
 
     Parameters

@@ -92,7 +92,7 @@ class StoreStats:
     dispatch_behind, flush_behind : int | None
         The bytes at the end of the log that readers do not see yet, and that no sync has covered. None: the store is
         not open for writing.
-    commit_behind : int | None
+    pool_behind : int | None
         The bytes in the TransientStorePool, which are not in the log's files yet. They do not count in the other two.
     disk_used : dict
         How full the disk is, in percent, under the log and under the queues.
@@ -121,7 +121,7 @@ class StoreStats:
     get_longest_ms: int
     dispatch_behind: int | None
     flush_behind: int | None
-    commit_behind: int | None
+    pool_behind: int | None
     disk_used: Mapping[str, int]
 
     @property
@@ -321,7 +321,7 @@ class Statistics:
         *,
         dispatch_behind: int | None = None,
         flush_behind: int | None = None,
-        commit_behind: int | None = None,
+        pool_behind: int | None = None,
         disk_used: Mapping[str, int],
     ) -> StoreStats:
         """All counts, with what only a writer knows."""
@@ -353,7 +353,7 @@ class Statistics:
             get_longest_ms=total.longest_get_ms,
             dispatch_behind=dispatch_behind,
             flush_behind=flush_behind,
-            commit_behind=commit_behind,
+            pool_behind=pool_behind,
             disk_used=disk_used,
         )
 

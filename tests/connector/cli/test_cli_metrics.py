@@ -189,13 +189,13 @@ def test_a_session_says_what_it_has_in_memory(tmp_path: Path) -> None:
         registry = registry_of(str(root), session=store)
         size = store.put_message(Message("t", b"x", queue_id=0)).size
         found = samples(generate_latest(registry).decode())
-        assert found["spark_commit_behind_bytes",] == size
+        assert found["spark_pool_behind_bytes",] == size
         assert found["rocketmq_storage_dispatch_behind_bytes",] == 0
-        assert objects(run("status", root, "--json"))[0]["commitBehind"] is None
+        assert objects(run("status", root, "--json"))[0]["poolBehind"] is None
         store.flush()
-        assert samples(generate_latest(registry).decode())["spark_commit_behind_bytes",] == 0
-    assert ("spark_commit_behind_bytes",) not in once(root)
-    assert objects(run("status", root, "--json"))[0]["commitBehind"] == 0
+        assert samples(generate_latest(registry).decode())["spark_pool_behind_bytes",] == 0
+    assert ("spark_pool_behind_bytes",) not in once(root)
+    assert objects(run("status", root, "--json"))[0]["poolBehind"] == 0
 
 
 def test_a_fault_does_not_act_on_the_terminal(tmp_path: Path) -> None:
