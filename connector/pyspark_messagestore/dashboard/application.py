@@ -166,8 +166,8 @@ def _most_read(path: str) -> int:
 
 def _ids(stores: Mapping[str, Stored], but: str) -> set[str] | None:
     """The ids of all stores but one; None if one of them cannot be read, to which any query may belong."""
-    known = [stored.ids() for name, stored in stores.items() if name != but]
-    return None if None in known else set().union(*(ids for ids in known if ids is not None))
+    ids_of_others = [stored.ids() for name, stored in stores.items() if name != but]
+    return None if None in ids_of_others else set().union(*(ids for ids in ids_of_others if ids is not None))
 
 
 def _originals(stores: Mapping[str, Stored], but: str) -> set[str]:
@@ -384,9 +384,9 @@ class _Pages:
             own, others = (stored.ids() or set()) - (stored.originals() - {stored.id()}), cache(stored.others)
             readable = [each.path for each in stored.progress()[0] if belongs(each, own, others)]
             for family in StoreCollector(stored.path, readable, StoreConfig(message_index_enable=False)).collect():
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples += family.samples
+                family_so_far = families.setdefault(family.name, family)
+                if family_so_far is not family:
+                    family_so_far.samples += family.samples
 
         class Families:
             def collect(self) -> Iterator[Any]:
@@ -404,7 +404,7 @@ class _Pages:
         reports = []
         for stored in self._stores.values():
             try:
-                found = looks.status(stored, {})
+                status = looks.status(stored, {})
             except (StoreError, OSError) as error:
                 finding = {
                     "rule": "unreadable",
@@ -413,16 +413,16 @@ class _Pages:
                     "remedy": f"run `messagestore status {quoted(stored.path)}` on this host",
                     "sinceMs": None,
                 }
-                found = {"findings": [finding], "messages": None, "topics": [], "left": None}
+                status = {"findings": [finding], "messages": None, "topics": [], "left": None}
 
             reports.append(
                 {
                     "name": stored.name,
                     "root": stored.path,
-                    "left": found["left"],
-                    "messages": found["messages"],
-                    "topics": len(found["topics"]),
-                    "findings": found["findings"],
+                    "left": status["left"],
+                    "messages": status["messages"],
+                    "topics": len(status["topics"]),
+                    "findings": status["findings"],
                 }
             )
 
@@ -440,8 +440,8 @@ class _Pages:
 
         def to(look: str, stored: Stored | str, **asked: object) -> str:
             name = stored if isinstance(stored, str) else stored.name
-            given = {key: str(value) for key, value in asked.items() if value not in (None, "")}
-            return f"{base}/s/{name}/{look}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+            parameters = {key: str(value) for key, value in asked.items() if value not in (None, "")}
+            return f"{base}/s/{name}/{look}" + (f"?{urllib.parse.urlencode(parameters)}" if parameters else "")
 
         common = {
             "base": base,
@@ -557,13 +557,13 @@ def _part_bars(found: dict[str, Any]) -> Any:
     """The parts of the log, each as wide as its bytes and divided by topic; what the next `gc` takes is marked."""
     parts, names = found["parts"]["parts"], [*(row["topic"] for row in found["parts"]["topics"]), OTHERS]
     expired = found["expired"]
-    taken = expired["minOffset"] if expired and expired["segments"] else 0
+    expired_end = expired["minOffset"] if expired and expired["segments"] else 0
     columns, words, marked = [], [], []
     for part in parts:
         sizes = [*part["sizes"], part["others"]]
-        whole, goes = max(1, sum(sizes)), part["end"] <= taken
+        size_of_part, goes = max(1, sum(sizes)), part["end"] <= expired_end
         most = sorted(zip(sizes, names, strict=True), reverse=True)[:3]
-        shares = ", ".join(f"{name} {100 * size // whole} %" for size, name in most if size)
+        shares = ", ".join(f"{name} {100 * size // size_of_part} %" for size, name in most if size)
         columns.append(sizes)
         marked.append(goes)
         words.append(

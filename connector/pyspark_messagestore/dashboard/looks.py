@@ -109,18 +109,18 @@ def topic(stored: Stored, asked: Asked) -> dict[str, Any]:
         queue_count = settings["queues"] if settings else 0
         points = max(_LEAST_POINTS, min(POINTS, _MOST_SEEKS // max(1, queue_count)))
         times_ms = spans(now_ms - DAY_MS, now_ms, points)
-        seen = operator.look_at_topic(stored.path, name, times_ms, CONFIG)
-        found = {
-            "queues": seen.queues,
-            "groups": seen.groups,
-            "rate": {"topic": name, "timesMs": times_ms, "counts": [max(0, b - a) for a, b in pairwise(seen.stored)]},
-            "faults": seen.faults,
+        looked = operator.look_at_topic(stored.path, name, times_ms, CONFIG)
+        shown = {
+            "queues": looked.queues,
+            "groups": looked.groups,
+            "rate": {"topic": name, "timesMs": times_ms, "counts": [max(0, b - a) for a, b in pairwise(looked.stored)]},
+            "faults": looked.faults,
         }
-        return found, len(seen.queues) + len(seen.groups)
+        return shown, len(looked.queues) + len(looked.groups)
 
-    found = stored.kept.get(f"topic {name}", look)
-    rows, groups = found["queues"], found["groups"]
-    return found | {
+    shown = stored.kept.get(f"topic {name}", look)
+    rows, groups = shown["queues"], shown["groups"]
+    return shown | {
         "topic": name,
         "queues": rows[start : start + MOST_COUNT],
         "queueCount": len(rows),
@@ -190,13 +190,13 @@ def messages(stored: Stored, asked: Asked) -> dict[str, Any]:
         start = min(max(low, asked_start), high)
 
         end, size = start, 0
-        for each in store.sizes([Range(name, queue_id, start, min(high, start + count))])[0].tolist():
-            if end > start and size + each > LIST_SIZE:
+        for record_size in store.sizes([Range(name, queue_id, start, min(high, start + count))])[0].tolist():
+            if end > start and size + record_size > LIST_SIZE:
                 break
-            end, size = end + 1, size + each
+            end, size = end + 1, size + record_size
         stored.reads.read(size)
 
-        found = list(_read(stored, store, name, queue_id, start, end))
+        rows = list(_read(stored, store, name, queue_id, start, end))
         queues = sorted(store.describe([name], queues=True).queue_ids.get(name, []))
 
     return {
@@ -210,13 +210,13 @@ def messages(stored: Stored, asked: Asked) -> dict[str, Any]:
         "count": count,
         "previous": max(low, start - count) if start > low else None,
         "next": end if end < high else None,
-        "messages": found,
-        "empty": _why_none(stored, low, high, asked_start, found),
+        "messages": rows,
+        "empty": _why_none(stored, low, high, asked_start, rows),
     }
 
 
-def _why_none(stored: Stored, low: int, high: int, start: int, found: Sequence[object]) -> str:
-    if found:
+def _why_none(stored: Stored, low: int, high: int, start: int, rows: Sequence[object]) -> str:
+    if rows:
         return "" if start >= low else f"Retention has deleted the messages below {low:,}."
     if not high:
         return _never(stored, "queue")
@@ -286,20 +286,20 @@ def _first_after(stored: Stored, store: StoreReader, queues: Sequence[Queue], at
     ends = store.ends([name for name, _ in queues[:1]]).queues
     after = store.seek(dict.fromkeys(queues, at_ms))
     later = [Range(*queue, first, first + 1) for queue, first in after.items() if first < ends[queue]]
-    stored.reads.read(sum(int(each.sum()) for each in store.sizes(later)) if later else 0)
+    stored.reads.read(sum(int(sizes.sum()) for sizes in store.sizes(later)) if later else 0)
     return min((int(page.physical_offsets[0]) for page in store.gather(later)), default=None) if later else None
 
 
 def _why_not_recent(
     stored: Stored,
-    found: Sequence[object],
+    rows: Sequence[object],
     go_on: int | None,
     wanted: Filter,
     before: int | None,
     ends: Mapping[Queue, int],
     begins: Mapping[Queue, int],
 ) -> str:
-    if found:
+    if rows:
         return ""
     if go_on is not None:
         return "No message passes the filter so far."
@@ -340,7 +340,7 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         ahead = behind = None
         faults.append(f"its neighbours in the log cannot be read: {error_words(error)}")
 
-    found = {
+    page = {
         "message": fields,
         "compressed": bool(raw.sys_flag & SYS_FLAG_COMPRESSED),
         "previous": offset - 1 if offset > low else None,
@@ -352,10 +352,10 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         "faults": faults,
     }
 
-    related, more, found["relatedGoOn"] = _related(stored, raw)
-    found["related"] = related
-    faults += more
-    return found
+    related, related_faults, page["relatedGoOn"] = _related(stored, raw)
+    page["related"] = related
+    faults += related_faults
+    return page
 
 
 def _neighbour(stored: Stored, message: MessageExt | None) -> dict[str, Any] | None:
@@ -378,12 +378,12 @@ def _related(stored: Stored, raw: MessageExt) -> tuple[list[dict[str, Any]], lis
         hits, faults = _hits(stored, key, RELATED_SIZE)
     except (StoreError, OSError) as error:
         return [], [f"whether the message was retried is not known: {error_words(error)}"], None
-    others = [each for each in hits.messages if each.physical_offset != raw.physical_offset]
-    found, placed = [], _in_queues(stored, others)
-    for each in sorted(others, key=lambda each: each.physical_offset):
-        kind = next((words for begin, words in _RETRY_TOPICS.items() if each.topic.startswith(begin)), "same UNIQ_KEY")
-        found.append(stored.fields(each) | {"kind": kind, "inQueue": each.physical_offset in placed})
-    return found, faults, hits.go_on
+    others = [other for other in hits.messages if other.physical_offset != raw.physical_offset]
+    rows, placed = [], _in_queues(stored, others)
+    for other in sorted(others, key=lambda other: other.physical_offset):
+        kind = next((words for begin, words in _RETRY_TOPICS.items() if other.topic.startswith(begin)), "same UNIQ_KEY")
+        rows.append(stored.fields(other) | {"kind": kind, "inQueue": other.physical_offset in placed})
+    return rows, faults, hits.go_on
 
 
 def _in_queues(stored: Stored, messages: Sequence[MessageExt]) -> set[int]:
@@ -392,22 +392,22 @@ def _in_queues(stored: Stored, messages: Sequence[MessageExt]) -> set[int]:
     The log keeps the records of a topic that was deleted, and the index leads to them. A topic of that name that was
     made again has other messages at their numbers.
     """
-    found = set[int]()
+    placed = set[int]()
     with stored.opened() as store:
-        for each in messages:
-            queue = (each.topic, each.queue_id)
+        for message in messages:
+            queue = (message.topic, message.queue_id)
             try:
-                place = store.places({queue: each.queue_offset + 1}).get(queue)
+                place = store.places({queue: message.queue_offset + 1}).get(queue)
                 if place is None:
                     store.seek({queue: None})  # which says so if a file of the queue is missing, and not the message
             except (ConfigError, MessageIllegalError):  # no topic that could have queues
                 continue
             except StoreError:  # its queue cannot be read: its page says why
-                found.add(each.physical_offset)
+                placed.add(message.physical_offset)
                 continue
-            if place is not None and place.size and place.physical_offset == each.physical_offset:
-                found.add(each.physical_offset)
-    return found
+            if place is not None and place.size and place.physical_offset == message.physical_offset:
+                placed.add(message.physical_offset)
+    return placed
 
 
 def body(stored: Stored, asked: Asked) -> bytes:
@@ -438,9 +438,9 @@ def _out_of_range(name: str, queue_id: int, offset: int, low: int, high: int) ->
 
 def _raw(stored: Stored, store: StoreReader, name: str, queue_id: int, offset: int) -> MessageExt:
     for page in store.gather([Range(name, queue_id, offset, offset + 1)]):
-        for found in page.messages():
-            stored.reads.read(found.size)
-            return found
+        for message in page.messages():
+            stored.reads.read(message.size)
+            return message
     raise ConfigError(f"{name}/{queue_id} @{offset}: found a placeholder of a broker's; it is no message", key="offset")
 
 
@@ -449,7 +449,7 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
     time is searched for as a key, too, in the index and in a little of the log that it does not cover.
     """
     text = asked.get("q", "").strip()
-    found: dict[str, Any] = {
+    page: dict[str, Any] = {
         "q": text,
         "kind": "key",
         "messages": [],
@@ -460,17 +460,17 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
         "faults": [],
     }
     if not text:
-        return found | {"note": "Type a key, a UNIQ_KEY, a message id, a place such as orders/1 @42, or a time."}
+        return page | {"note": "Type a key, a UNIQ_KEY, a message id, a place such as orders/1 @42, or a time."}
 
     place = _PLACE.fullmatch(text)
     if place is not None:
-        return found | _at_place(stored, place["topic"], place["queue"], place["offset"])
+        return page | _at_place(stored, place["topic"], place["queue"], place["offset"])
 
     at_ms = None if "after" in asked else _time_of(text)
     if at_ms is None:
-        return found | _with_key(stored, asked, text, SEARCH_SIZE)
+        return page | _with_key(stored, asked, text, SEARCH_SIZE)
 
-    at_time = found | _at_time(stored, asked, at_ms)
+    at_time = page | _at_time(stored, asked, at_ms)
     if stored.hides_keys or at_time["start"]:
         return at_time
     try:
@@ -515,41 +515,42 @@ def _with_key(stored: Stored, asked: Asked, text: str, size: int) -> dict[str, A
     most = number(asked, "most", size, least=1, most=SEARCH_SIZE)
     start = number(asked, "after", 0) if "after" in asked else None
 
-    several = list[MessageExt]()
+    messages = list[MessageExt]()
     if _MESSAGE_ID.fullmatch(text) and start is None:  # a UNIQ_KEY has the same form
         by_id = operator.message_at(stored.path, int(text[-16:], 16))
-        several += [by_id] if by_id is not None and by_id.offset_message_id.upper() == text.upper() else []
+        messages += [by_id] if by_id is not None and by_id.offset_message_id.upper() == text.upper() else []
     hits, faults = _hits(stored, text, most, start)
-    several += [each for each in hits.messages if each.physical_offset not in {one.physical_offset for one in several}]
+    places = {message.physical_offset for message in messages}
+    messages += [message for message in hits.messages if message.physical_offset not in places]
 
-    option, placed = _option_of(text, several), _in_queues(stored, several)
+    option, placed = _option_of(text, messages), _in_queues(stored, messages)
     done_at = hits.end if hits.go_on is None else hits.go_on
-    found = {
+    result = {
         "command": command_line("find", stored.path, **{option: text}),
-        "messages": [stored.fields(each) | {"inQueue": each.physical_offset in placed} for each in several],
+        "messages": [stored.fields(message) | {"inQueue": message.physical_offset in placed} for message in messages],
         "searchedSize": hits.searched_size,
         "goOn": hits.go_on,
         "logSize": hits.end - hits.begin,
         "doneSize": max(0, done_at - hits.begin),
         "faults": faults,
     }
-    if not several:
+    if not messages:
         none = "No message has this key, UNIQ_KEY or message id."
         further = none if start is None else "Nothing more was found."
-        return found | {"note": further if hits.go_on is None else "Nothing was found so far."}
+        return result | {"note": further if hits.go_on is None else "Nothing was found so far."}
     if hits.more:
-        return found | {
+        return result | {
             "command": command_line("find", stored.path, **{option: text}, count=10 * FOUND_COUNT),
             "note": f"The newest {FOUND_COUNT} messages. Older ones have this key, too: the command below shows more.",
         }
-    return found
+    return result
 
 
 def _option_of(text: str, messages: Sequence[MessageExt]) -> str:
     """The option of `messagestore find` by which a text leads to these messages."""
-    if not messages or any(text in each.keys for each in messages):
+    if not messages or any(text in message.keys for message in messages):
         return "key"
-    return "unique_key" if any(each.unique_key == text for each in messages) else "msg_id"
+    return "unique_key" if any(message.unique_key == text for message in messages) else "msg_id"
 
 
 def _hits(stored: Stored, key: str, most: int, start: int | None = None) -> tuple[operator.KeySearch, list[str]]:
@@ -564,7 +565,7 @@ def _hits(stored: Stored, key: str, most: int, start: int | None = None) -> tupl
             raise
         faults.append(f"the log was searched without the index, which cannot be read: {error}")
         hits = operator.search(stored.path, key, max_count=FOUND_COUNT, max_size=most, start=start, config=CONFIG)
-    stored.reads.read(hits.searched_size + sum(each.size for each in hits.messages))
+    stored.reads.read(hits.searched_size + sum(message.size for message in hits.messages))
     return hits, faults
 
 

@@ -144,13 +144,13 @@ class Stored:
 
     def progress(self, least: int = 1) -> tuple[list[Progress], list[str]]:
         """What the checkpoints say, and those that cannot be read, in words."""
-        found, faults = list[Progress](), list[str]()
+        queries, faults = list[Progress](), list[str]()
         for folder in self.checkpoints:
             try:
-                found.append(read_progress(folder, least))
+                queries.append(read_progress(folder, least))
             except (StoreError, OSError) as error:
                 faults.append(error_words(error))
-        return found, faults
+        return queries, faults
 
     # ---- what is kept until the store changes
 
@@ -319,29 +319,29 @@ def json_value(text: str | None) -> Any:
 def masked(value: Any, names: Collection[str]) -> Any:
     """A value for JSON without the values of some fields, however deep they lie."""
     if isinstance(value, dict):
-        return {name: MASKED if name in names else masked(each, names) for name, each in value.items()}
-    return [masked(each, names) for each in value] if isinstance(value, list) else value
+        return {name: MASKED if name in names else masked(item, names) for name, item in value.items()}
+    return [masked(item, names) for item in value] if isinstance(value, list) else value
 
 
 def _masked_letter(properties: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """What a dead letter of Spark's says of its row, without the values that are masked: its reason may repeat one, and
     its origin has the row's columns. None, if it is no dead letter.
     """
-    found = {}
+    shown = {}
     column, reason = properties.get("dlqField"), properties.get("dlqReason", "")
     names_it = column == "properties" and any(reason.startswith(f"property {name!r}") for name in names)
     if column is not None and (names_it or any(_COLUMNS.get(name) == column for name in names)):
-        found["dlqReason"] = reason.partition(":")[0]
+        shown["dlqReason"] = reason.partition(":")[0]
     if "dlqOrigin" in properties and properties["dlqOrigin"] != MASKED:
         origin = json_value(properties["dlqOrigin"])
         if not isinstance(origin, dict):
-            return found | {"dlqOrigin": MASKED}
+            return shown | {"dlqOrigin": MASKED}
         origin = masked(origin, {*names, *(_COLUMNS[name] for name in names if name in _COLUMNS)})
         pairs = origin.get("properties")
         if pairs is not None:
-            origin["properties"] = [_masked_pair(each, names) for each in pairs] if isinstance(pairs, list) else MASKED
-        found["dlqOrigin"] = json.dumps(origin, ensure_ascii=False)
-    return found
+            origin["properties"] = [_masked_pair(pair, names) for pair in pairs] if isinstance(pairs, list) else MASKED
+        shown["dlqOrigin"] = json.dumps(origin, ensure_ascii=False)
+    return shown
 
 
 def _masked_pair(pair: Any, names: Collection[str]) -> Any:
@@ -366,9 +366,9 @@ def json_text(value: Any) -> str:
 
 def _with_numbers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _with_numbers(each) for name, each in value.items()}
+        return {name: _with_numbers(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_with_numbers(each) for each in value]
+        return [_with_numbers(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

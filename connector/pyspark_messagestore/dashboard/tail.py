@@ -138,9 +138,9 @@ class Tails:
                 raise FullError("The dashboard ends.")
             if sum(map(len, self._readers.values())) >= MOST_STREAMS:
                 raise FullError(f"{MOST_STREAMS} live lists are open. Close one, or look again later.")
-            known = self._readers.get(stored.name)
-            if known is not None:  # also an empty list: its thread has not looked yet
-                known.append(reader)
+            readers = self._readers.get(stored.name)
+            if readers is not None:  # also an empty list: its thread has not looked yet
+                readers.append(reader)
             else:
                 self._readers[stored.name] = [reader]
                 threading.Thread(target=self._watch, args=(stored,), name="dashboard-tail", daemon=True).start()
@@ -162,10 +162,10 @@ class Tails:
     def _following(self, stored: Stored) -> list[_Reader]:
         """Who follows a store. With nobody left, the caller must end: the next reader starts another thread."""
         with self._lock:
-            known = list(self._readers[stored.name])
-            if not known:
+            readers = list(self._readers[stored.name])
+            if not readers:
                 del self._readers[stored.name]
-            return known
+            return readers
 
     def _watch(self, stored: Stored) -> None:
         """Read what is new while somebody follows the store."""
@@ -241,12 +241,12 @@ def _look(stored: Stored, store: StoreReader, reader: _Reader, reads: Reads) -> 
 
 def _newest(store: StoreReader, ranges: Sequence[Range]) -> list[Range]:
     """The ends of ranges that have room in `MOST_READ_SIZE` bytes together, with a message of each at least."""
-    found = []
-    for each, sizes in zip(ranges, store.sizes(ranges), strict=True):
+    last = []
+    for of_queue, sizes in zip(ranges, store.sizes(ranges), strict=True):
         counted = np.cumsum(np.asarray(sizes)[::-1])
         count = max(1, int(np.searchsorted(counted, MOST_READ_SIZE // len(ranges), side="right")))
-        found.append(Range(each.topic, each.queue_id, max(each.start, each.end - count), each.end))
-    return found
+        last.append(Range(of_queue.topic, of_queue.queue_id, max(of_queue.start, of_queue.end - count), of_queue.end))
+    return last
 
 
 def _row(fields: Mapping[str, Any]) -> dict[str, Any]:

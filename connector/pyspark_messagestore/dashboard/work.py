@@ -43,7 +43,7 @@ def spark(stored: Stored, asked: Asked) -> dict[str, Any]:
         "counters": facts.figures["counters"],
         "staging": facts.figures["staging"],
         "deadLetters": facts.dead_letters,
-        "letters": [row for each in letters.topics.values() for row in each.rows],
+        "letters": [row for of_topic in letters.topics.values() for row in of_topic.rows],
         "nowMs": facts.now_ms,
         "faults": list(dict.fromkeys([*faults, *more, *facts.faults, *letters.faults])),
     }
@@ -80,7 +80,7 @@ def gaps(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     batches : sequence of dict
         With `app`, `version` and `storeTimestamp`, of any apps in any order.
     """
-    found = []
+    pauses = []
     for app in {row["app"] for row in batches}:
         usual_ms = _pace(batches, app)["usualMs"]
         rows = sorted(
@@ -91,7 +91,7 @@ def gaps(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for before, after in pairwise(rows):
             gap_ms = after["storeTimestamp"] - before["storeTimestamp"]
             if gap_ms >= max(_LEAST_GAP_MS, _GAP_FACTOR * usual_ms):
-                found.append(
+                pauses.append(
                     {
                         "app": app,
                         "fromVersion": before["version"],
@@ -100,7 +100,7 @@ def gaps(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                         "end": after["storeTimestamp"],
                     }
                 )
-    return sorted(found, key=lambda gap: -gap["end"])
+    return sorted(pauses, key=lambda gap: -gap["end"])
 
 
 @dataclass(frozen=True)
@@ -148,20 +148,20 @@ def _dead_letters(stored: Stored, batches: Sequence[Mapping[str, Any]]) -> tuple
     given_up = [topic for topic in figures if topic.startswith("%DLQ%")]
 
     before: _Letters | None = stored.kept.last("letters")
-    known, found, faults = {} if before is None else before.topics, dict[str, _OfTopic](), list[str]()
+    earlier, letters, faults = {} if before is None else before.topics, dict[str, _OfTopic](), list[str]()
 
     with stored.opened() as store:
         for topic in [*given_up, *written][:_MOST_TOPICS]:
             row = figures.get(topic)
             place = (0, 0, 0) if row is None else (row["messagesIn"], row["messages"], row["end"])
-            if topic in known and known[topic].place == place:
-                found[topic] = known[topic]
+            if topic in earlier and earlier[topic].place == place:
+                letters[topic] = earlier[topic]
                 continue
             try:
-                found[topic] = _letters_of(stored, store, queues.get(topic, []), place, always=topic in given_up)
+                letters[topic] = _letters_of(stored, store, queues.get(topic, []), place, always=topic in given_up)
             except (StoreError, OSError) as error:
                 faults.append(error_words(error))
-    return _Letters(found, faults), sum(each.queue_count for each in found.values())
+    return _Letters(letters, faults), sum(of_topic.queue_count for of_topic in letters.values())
 
 
 def _letters_of(
@@ -176,23 +176,24 @@ def _letters_of(
     queues are as the last look at the store has found them.
     """
     ends = {(row["topic"], row["queueId"]): row["maxOffset"] for row in queues}
-    there = [(row["topic"], row["queueId"]) for row in queues if row["messages"]]
+    filled = [(row["topic"], row["queueId"]) for row in queues if row["messages"]]
 
     none = _OfTopic(place, [], len(ends))
-    if not there:
+    if not filled:
         return none
-    if not always and not any(REASON in fields["properties"] for fields, _ in _read(stored, store, ends, there[:4], 1)):
+    newest = [] if always else _read(stored, store, ends, filled[:4], 1)
+    if not always and not any(REASON in fields["properties"] for fields, _ in newest):
         return none
 
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for fields, where in _read(stored, store, ends, there, max(1, LETTERS // len(there))):
+    for fields, where in _read(stored, store, ends, filled, max(1, LETTERS // len(filled))):
         if always or REASON in fields["properties"]:
             key = (fields["properties"].get(FIELD, ""), fields["properties"].get(REASON, ""))
             groups.setdefault(key, []).append(where)
 
     rows = [
         {
-            "topic": there[0][0],
+            "topic": filled[0][0],
             "field": field,
             "reason": reason,
             "count": len(places),
@@ -209,14 +210,14 @@ def _read(
     """The last messages of some queues, and where each is."""
     lows = store.begins(queues)
     ranges = [Range(*queue, max(lows[queue], ends[queue] - count), ends[queue]) for queue in queues]
-    found, size = [], 0
+    rows, size = [], 0
     for page in store.gather(ranges):
         for queue_offset, message in zip(page.queue_offsets.tolist(), page.messages(), strict=True):
             fields = stored.fields(message, queue_offset)
             names = ("topic", "queueId", "queueOffset", "storeTimestamp")
-            found.append((fields, {name: fields[name] for name in names}))
+            rows.append((fields, {name: fields[name] for name in names}))
             size += fields["size"]
             stored.reads.read(fields["size"])
         if size >= _LETTERS_SIZE:
             break
-    return found
+    return rows

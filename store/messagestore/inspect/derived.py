@@ -132,7 +132,7 @@ class QueueCheck:
         for (topic, queue_id), numbers in rows.by_queue().items():
             self._take_queue(topic, queue_id, rows.queue_offsets[numbers], units[numbers])
 
-    def _take_queue(self, topic: str, queue_id: int, said: NDArray[np.int64], units: Units) -> None:
+    def _take_queue(self, topic: str, queue_id: int, recorded: NDArray[np.int64], units: Units) -> None:
         at = int(units["physical_offset"][0])
         if stored_topic_fault(topic) is not None or queue_id < 0:
             place_of_record = f"topic {topic[:80]!r}, queue {queue_id}"
@@ -144,7 +144,7 @@ class QueueCheck:
             return
 
         self.report.unit_count += len(units)
-        numbers, has_unit = (said, None) if self.own else self._numbers(queue, said, units["physical_offset"])
+        numbers, has_unit = (recorded, None) if self.own else self._numbers(queue, recorded, units["physical_offset"])
         breaks = np.diff(numbers) != 1
         if has_unit is not None:
             breaks |= np.diff(has_unit)
@@ -153,15 +153,15 @@ class QueueCheck:
         for start, end in itertools.pairwise(starts):  # one run, unless the numbers of the queue jump
             without_unit = has_unit is not None and not has_unit[start]
             self._take_part(topic, queue_id, queue, int(numbers[start]), units[start:end], without_unit)
-            self.seen[topic, queue_id].renumbered += int((numbers[start:end] != said[start:end]).sum())
+            self.seen[topic, queue_id].renumbered += int((numbers[start:end] != recorded[start:end]).sum())
 
     def _numbers(
-        self, queue: ConsumeQueue, said: NDArray[np.int64], places: NDArray[np.int64]
+        self, queue: ConsumeQueue, recorded: NDArray[np.int64], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the number of each record's unit (or of the record, if it has none), and which records have a unit."""
-        units = queue.read(int(said[0]), len(said)) if (np.diff(said) == 1).all() else queue.read(0, 0)
-        if len(units) == len(said) and (units["physical_offset"] == places).all():
-            return said, np.ones(len(said), np.bool_)
+        units = queue.read(int(recorded[0]), len(recorded)) if (np.diff(recorded) == 1).all() else queue.read(0, 0)
+        if len(units) == len(recorded) and (units["physical_offset"] == places).all():
+            return recorded, np.ones(len(recorded), np.bool_)
         first = queue.search_physical(int(places[0])) if queue.offsets else 0
         units = queue.read(first, len(places))
         units = units[: int((units["size"] > 0).cumprod().sum())]
@@ -169,7 +169,7 @@ class QueueCheck:
         has_unit = np.zeros(len(places), np.bool_)
         inside = at < len(units)
         has_unit[inside] = units["physical_offset"][at[inside]] == places[inside]
-        return np.where(has_unit, first + at, said), has_unit
+        return np.where(has_unit, first + at, recorded), has_unit
 
     def _take_part(
         self, topic: str, queue_id: int, queue: ConsumeQueue, first: int, units: Units, without_unit: bool

@@ -116,23 +116,23 @@ def stamp(path: str) -> tuple[object, ...] | None:
     single segment or queue file is not seen, unless a writer of ours did it.
     """
     disk, paths = Disk(), Paths(path)
-    found: list[object] = []
+    marks: list[object] = []
     for name in (paths.abort, paths.state):
         try:
-            found.append(disk.read_head(name, _SMALL_SIZE))
+            marks.append(disk.read_head(name, _SMALL_SIZE))
         except FileNotFoundError as error:
             pass_on(error)
-            found.append(None)
+            marks.append(None)
     identity = Identity.read(disk, paths.identity)
-    if found[0] is not None and (identity is None or identity.store_id.encode() not in cast("bytes", found[0])):
+    if marks[0] is not None and (identity is None or identity.store_id.encode() not in cast("bytes", marks[0])):
         return None
     folders = (paths.root, paths.spark, os.path.join(paths.root, "config"))
     names = [os.path.join(folder, name) for folder in folders for name in sorted(disk.names(folder))]
     for name in (*folders, *names):
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name)
-            found.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
+            marks.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(marks)
 
 
 def is_open(path: str) -> bool:
@@ -442,10 +442,10 @@ def message_before(path: str, physical_offset: int, start: int) -> MessageExt | 
         view.refresh()
 
         def last() -> int | None:
-            found = None
+            place = None
             for run in Walk(view.files.commit_log, start, physical_offset, Depth.FRAMING):
-                found = run.physical_offset + int(run.starts[-1]) if len(run.starts) else found
-            return found
+                place = run.physical_offset + int(run.starts[-1]) if len(run.starts) else place
+            return place
 
         before = view.healed(last)
         return None if before is None else look_message_by_offset(view, before)
