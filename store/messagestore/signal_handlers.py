@@ -1,4 +1,4 @@
-"""Tells what a signal handler raised from the errors of what it interrupted.
+"""Tells errors that a signal handler raised from those of the code that it interrupted.
 
 A handler may raise whatever it likes, between any two steps: a `TimeoutError`, an `OSError` with a number, as those of
 the system have, or a `KeyError`, as a damaged file causes. Such an error says nothing of a disk or a file.

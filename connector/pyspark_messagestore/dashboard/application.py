@@ -102,8 +102,8 @@ def app(
         not of its kind.
     read_limit : int
         How many bytes of messages are read in a second for searches, lists and downloads, of all stores and for all
-        clients; 0: as many as they ask for. What was not read in the last 16 seconds can be read at once. Live lists
-        read a quarter of that, all together, besides.
+        clients; 0: as many as they ask for. What was not read in the last 16 seconds can be read at once. All live
+        lists together may read a quarter of the limit on top of it.
 
     Returns
     -------
@@ -165,7 +165,7 @@ def _most_read(path: str) -> int:
 
 
 def _ids(stores: Mapping[str, Stored], but: str) -> set[str] | None:
-    """The ids of all stores but one; None if one of them cannot be read, to which any query may belong."""
+    """The ids of all stores but one. None: one of them cannot be read, and any query may belong to it."""
     ids_of_others = [stored.ids() for name, stored in stores.items() if name != but]
     return None if None in ids_of_others else set().union(*(ids for ids in ids_of_others if ids is not None))
 
@@ -344,7 +344,7 @@ class _Pages:
         return RedirectResponse(f"{_base(request)}/s/{name}/search?{text}", 303)
 
     def icon(self, request: Request) -> Response:
-        """Where the icon is, for pages that do not say it: browsers show JSON as one."""
+        """Lead to the icon, for answers that cannot name it: browsers show JSON as a page."""
         return RedirectResponse(f"{_base(request)}/static/icon.svg", 308)
 
     def login(self, request: Request) -> Response:
@@ -461,7 +461,7 @@ class _Pages:
 
 
 class _Json(JSONResponse):
-    """JSON that every parser takes: what is in a body may be no text, and what a decoder returns no number."""
+    """JSON that every parser accepts, although a body may not be text, and a decoder may return NaN."""
 
     def render(self, content: Any) -> bytes:
         """The bytes."""
@@ -473,7 +473,7 @@ class _NoPageError(Exception):
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:
-    """A file piece by piece: a client that reads slowly keeps its place among those that are answered at once."""
+    """A file in pieces. The request of a client that reads slowly counts as being answered until it has all of them."""
     for start in range(0, len(data), _PIECE_SIZE):
         yield data[start : start + _PIECE_SIZE]
 

@@ -26,7 +26,7 @@ def given(asked: Asked, name: str) -> str:
 
 
 def number(asked: Asked, name: str, default: int, *, least: int = 0, most: int = (1 << 63) - 1) -> int:
-    """A number, or what counts without one.
+    """A number of the address, or the default.
 
     Raises
     ------

@@ -67,7 +67,7 @@ NONE = {"state": "none", "done": 0, "total": 0, "begun": None, "ended": None, "r
 
 @dataclass
 class Checks:
-    """The newest check of each store, one of which may run."""
+    """The newest check of each store. One of them may be running."""
 
     _known: dict[str, _Check] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -85,7 +85,7 @@ class Checks:
         Raises
         ------
         BusyError
-            That of another store runs, or the dashboard ends.
+            The check of another store runs, or the dashboard is ending.
         """
         with self._lock:
             running = next((each for each in self._known.values() if each.state == "runs"), None)

@@ -28,7 +28,7 @@ class Bar:
 
 
 def bars(values: Sequence[int], words: Sequence[str]) -> list[Bar]:
-    """One bar for each value; the highest fills the picture, and one that is not 0 can be seen.
+    """One bar for each value. The highest fills the picture, and every value above 0 is visible.
 
     Parameters
     ----------
@@ -49,12 +49,12 @@ def bars(values: Sequence[int], words: Sequence[str]) -> list[Bar]:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a strip that goes into several kinds.
+    """A part of a strip, divided into several kinds.
 
     Parameters
     ----------
     bars : list of (int, Bar)
-        The number of the kind, and its bar: all are as wide as the part, and as high as their share.
+        The number of each kind, and its bar: as wide as the part, and as high as the kind's share.
     words : str
         What the part stands for.
     x, width : float

@@ -30,7 +30,7 @@ MOST_AT_ONCE = 8
 MOST_QUERY_SIZE, MOST_LOGIN_SIZE = 8 * 1024, 4 * 1024
 _EVENTS = re.compile(r"/s/[^/]+/events")
 _CHECKS = re.compile(r"/s/[^/]+/verify/(start|stop)")
-"""The only addresses besides the form for the token that may be sent to with POST. They write nothing."""
+"""The only addresses that accept POST, besides the form for the token. They write nothing."""
 COOKIE = "messagestore"
 LEAST_TOKEN_LENGTH = 16
 _POLICY = (
@@ -101,7 +101,7 @@ class Guard:
         if answer is not None:
             await answer(scope, receive, careful)
             return
-        if _EVENTS.fullmatch(_path(scope)):  # it has a limit of its own, and lasts
+        if _EVENTS.fullmatch(_path(scope)):  # a live list has a limit of its own, and stays open
             await self._inner(scope, receive, careful)
             return
         size = self._most_read(_path(scope))
@@ -113,7 +113,7 @@ class Guard:
 
         async def has_read(message: Message) -> None:
             nonlocal size
-            self._reads.end(size)  # all is read when an answer begins; its client may take long
+            self._reads.end(size)  # the look is over when its answer begins; the client may take long
             size = 0
             await careful(message)
 
@@ -125,7 +125,7 @@ class Guard:
             self._reads.end(size)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
-        """What is said without the inner application; None: it is asked."""
+        """The answer that the guard gives itself. None: the inner application is asked."""
         headers, path = Headers(scope=scope), _path(scope)
         host = headers.getlist("host")
         if len(host) != 1 or not self._is_own(host[0]):

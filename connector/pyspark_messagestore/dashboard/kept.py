@@ -1,8 +1,8 @@
 """What was found in a store, kept until the store changes, so that many tabs cost one look.
 
-A look at a store with many queues or groups takes long, and a writer at work changes the store all the time. There,
-what was found lately is shown at once, and a thread looks again: a page is as old as the last look, and no older than a
-minute. Nobody looks while no page is asked for.
+A look at a store with many queues or groups takes long, and a writer at work changes the store all the time. For such a
+store, a page shows the last look at once while a thread looks again, so no page is older than a minute. While nobody
+asks for a page, nobody looks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Kept:
         return float(getattr(self._of_thread, "age_s", 0.0))
 
     def get(self, name: str, look: Callable[[], tuple[T, int]]) -> T:
-        """What was found lately, or is found now. Who asks for the same at the same time waits for one look.
+        """The result of a recent look, or of one that is made now. Callers that ask for the same at the same time share
+        a look.
 
         Parameters
         ----------
@@ -98,15 +99,15 @@ class Kept:
             return cast("T", entry.value)
 
     def last(self, name: str) -> Any:
-        """What was found when somebody looked last, however old it is, for a look that goes on from there. None:
-        nobody has looked, or there is another folder now.
+        """The result of the last look, however old, for a look that goes on from it. None: nobody has looked, or
+        another folder is at the path now.
         """
         with self._lock:
             entry = self._entries.get(name)
         return entry.value if entry is not None and entry.place == self._place() else None
 
     def _again(self, entry: _Entry, look: Callable[[], tuple[Any, int]]) -> None:
-        """Look while the last look is shown. A fault is shown to whoever asks next, who looks on its own then."""
+        """Look again while pages show the last look. If this fails, whoever asks next looks, and gets the error."""
         stamp, place, begin_s = self._stamp(), self._place(), time.monotonic()
         try:
             found = look()
@@ -125,7 +126,7 @@ class Kept:
         entry.at_s, entry.took_s = begin_s, time.monotonic() - begin_s
 
     def _stamp(self) -> object:
-        """What changes with the store and the checkpoints; taken before the look for which it stands."""
+        """A value that changes with the store and the checkpoints. It is taken before the look that it belongs to."""
         try:
             stamp = operator.stamp(self._path)
         except OSError:

@@ -489,7 +489,7 @@ def search(stored: Stored, asked: Asked) -> dict[str, Any]:
 
 
 def _time_of(text: str) -> int | None:
-    """The time that a text is, in milliseconds since 1970; None: it is none. Whatever it is, it may be a key, too."""
+    """A text read as a time, in milliseconds since 1970; None: it is none. A text that is a time may be a key, too."""
     if not _TIME.fullmatch(text):
         return None
     try:
@@ -718,8 +718,8 @@ def _readers_of(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Who reads a queue: whether the reader is past a message, and how many messages are before it otherwise.
 
-    Nothing here is kept from an earlier look. Messages that retention has deleted are before nobody, and a place beyond
-    the end of the queue, whose numbers began again, says nothing of its messages.
+    Nothing here is kept from an earlier look. Messages that retention has deleted do not count as unread. If a place
+    lies beyond the end of the queue, the numbers began again, and the place says nothing about the messages.
     """
     progress, faults = stored.progress()
     places: list[tuple[str, str, int | None]] = []
@@ -762,4 +762,6 @@ MOST_READ = {
     "message": 2 * RELATED_SIZE,
     "body": RELATED_SIZE,
 }
-"""About how many bytes of messages are read at most, by the last part of the address; nothing by what is not here."""
+"""About how many bytes of messages a look reads at most, by the last part of the address. Looks that are not here read
+none.
+"""

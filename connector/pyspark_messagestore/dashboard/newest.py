@@ -68,7 +68,7 @@ class Filter:
 
 @dataclass
 class Found:
-    """Messages of a topic, the newest first, and how far was looked.
+    """Messages of a topic, the newest first, and how far the search went back.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Found:
     count : int
         Messages that were read.
     go_on : int | None
-        The physical offset below which nothing was looked at yet; None: all was looked at.
+        The physical offset at which the search can go on; None: it has reached the beginning.
     back_to_ms : int | None
         The store time of the oldest message that was read.
     """
@@ -158,8 +158,8 @@ def newest(
 def _latest(
     store: StoreReader, queues: Sequence[Queue], upper: Mapping[Queue, int], low: int, count: int
 ) -> Sequence[Queue]:
-    """The queues with the latest last messages: the latest `count` messages of all are in so many queues at most. All,
-    if fewer have messages.
+    """The `count` queues with the latest last messages, because the latest `count` messages of all lie in no more
+    queues. All queues, if fewer have messages.
     """
     places = store.places({queue: upper[queue] for queue in queues if upper[queue]})
     filled = [queue for queue, place in places.items() if place.physical_offset >= low]

@@ -1,12 +1,12 @@
 """How many bytes of messages the dashboard reads in a second: one budget for all stores and clients.
 
 What was not read is kept for later, up to `KEPT_S` seconds of it, so that a person who clicks is not slowed. A request
-that may read messages begins while there is room. What it may read is taken from the room while it runs, so that others
-beside it do not use the same room, and in the end only what it has read. It is not broken off, so the room may fall
-below nothing: then the next ones wait.
+that may read messages begins while there is room. While it runs, everything that it may read counts as taken, so that
+no other request uses the same room; in the end, only what it has read counts. No request is broken off, so the room may
+fall below zero: then the next ones wait.
 
-Requests wait in the loop of the server, before they have a thread or a place among those that are answered. The looks
-tell what they read from threads of their own.
+Requests wait in the loop of the server, before they have a thread or a place among those that are answered. Looks run
+in threads of their own, and report from there what they read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Reads:
         Returns
         -------
         bool
-            False: it has waited for `MOST_WAIT_S`, so many others wait, or the client has gone.
+            False: there was no room for `MOST_WAIT_S`, too many requests wait, or the client has gone.
         """
         if self._take(size):
             return True

@@ -17,7 +17,7 @@ from pyspark_messagestore.words import error_words, expired_fields
 
 DAY_MS = 86_400_000
 SHOWN_TOPICS = 7
-"""Topics with a colour of their own; the rest have one together."""
+"""How many topics have a colour of their own. The others share one."""
 _MOST_PIECES, _MOST_SEEKS, _MOST_QUEUES = 64, 20_000, 400
 """Parts, searches for where they begin, and queues that are looked at; a topic has one queue at least."""
 OTHERS = "other topics"
@@ -53,8 +53,8 @@ def _expired(stored: Stored) -> dict[str, Any]:
 
 
 def full_at(figures: Mapping[str, Any]) -> int | None:
-    """When the disk is full if the log goes on to grow as it did, in milliseconds; None: not within ten years, or the
-    log has grown for less than `LEAST_GROWTH_MS`, which says nothing of the next day.
+    """When the disk will be full if the log keeps growing as it did, in milliseconds. None: not within ten years, or
+    the log has grown for less than `LEAST_GROWTH_MS`, which says nothing about the next day.
     """
     growth = figures["growth"]
     if growth is None or not growth["bytes"] or growth["ms"] < LEAST_GROWTH_MS:
@@ -83,8 +83,8 @@ class _Parts:
 
 
 def _parts(stored: Stored, segments: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> tuple[_Parts, int]:
-    """What each topic takes of each part of the log, about: queues are sampled, and the sizes of records, too. And how
-    many places in queues were searched for, which is what the look costs. Full segments are searched once.
+    """About what each topic takes of each part of the log, from samples of queues and of record sizes. And how many
+    places in queues were searched for, which is what the look costs. Full segments are searched once.
 
     A part is a segment, or several if there are very many segments or topics.
     """
@@ -108,7 +108,9 @@ def _parts(stored: Stored, segments: Sequence[Mapping[str, Any]], report: Mappin
 
 
 def _spans(segments: Sequence[Mapping[str, Any]], bounds: Mapping[str, int], most: int) -> list[tuple[int, int]]:
-    """At most about so many parts of the log, each of one or more segments: where they begin and end."""
+    """Where the parts of the log begin and end. There are about `most` of them at most, and each is one segment or
+    several.
+    """
     step = -(-len(segments) // most) or 1
     limits = [row["firstPhysicalOffset"] for row in segments[::step]]
     end = max([bounds["maxOffset"], *limits])

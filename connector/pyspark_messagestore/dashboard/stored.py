@@ -111,7 +111,7 @@ class Stored:
     others : callable
         The ids of the other stores, to which a query may belong; None: not all are known.
     originals : callable
-        Of these, those that the stores have themselves, and not from a store of which they are a copy.
+        The ids among these that were made for their stores. A copy also has the ids of the store that was copied.
     samples : Samples
     checks : Checks
         The checks of every byte that were started from a page, of all stores.
@@ -196,7 +196,7 @@ class Stored:
         return self.kept.get(f"rows {name}", look)
 
     def _overall(self) -> _Overall:
-        """What takes a look at all queues, which is the same for all."""
+        """Everything that needs a look at all queues: one look serves all pages."""
 
         def look() -> tuple[_Overall, int]:
             readable, faults = self.progress()

@@ -1,7 +1,7 @@
-"""New messages as they come, as server-sent events. One thread for each store that somebody follows, none otherwise.
+"""New messages as they come, as server-sent events. Each store that somebody follows has one thread.
 
-The thread waits for a change of the store, and then reads for each reader what is new. A reader has a short list of
-events that wait; what a slow one has no room for is counted, and the count is its next event.
+The thread waits for a change of the store, and then reads for each reader what is new. Each reader has a short list of
+events that wait. Events for which a slow reader has no room are counted, and the count is its next event.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pyspark_messagestore.words import count_words, error_words, shown
 
 MOST_STREAMS = 32
 MOST_WAITING = 200
-"""Events that wait for one reader; what comes then is counted."""
+"""The most events that wait for one reader. Further ones are only counted."""
 MOST_READ, MOST_READ_SIZE = 1000, 16 << 20
-"""Messages of one queue, and bytes of all queues, that are read at a time; of more, the newest. The rest is counted."""
+"""The most messages of one queue, and bytes of all queues, that are read at a time: the newest. The rest is counted."""
 PAUSE_S, MOST_PAUSE_S, _PAUSES = 0.1, 1.0, 4
 """How long the thread rests between two looks: four times as long as a look took, within these limits."""
 WAIT_S = 15.0
 SHARE = 4
-"""Besides what pages may read in a second, all streams together may read one part of so many of it."""
+"""All streams together may read this fraction (1 / SHARE) of what pages may read in a second, on top of it."""
 
 
 class FullError(Exception):

@@ -134,8 +134,8 @@ def _dead_letters(stored: Stored, batches: Sequence[Mapping[str, Any]]) -> tuple
     """The newest dead letters of each topic, by reason and field, with the places of their messages; and how many
     queues the topics have. Only topics that have changed since the last look are read.
 
-    A topic of Spark's dead letters has any name: its newest message has a reason. So the topics are asked that commits
-    have counted and those of batches, and those in which RocketMQ's consumers leave what they give up.
+    Spark's dead letters may be in a topic of any name: its newest message has a reason. So a look goes through the
+    topics that commits have counted, those of batches, and those in which RocketMQ's consumers leave what they give up.
     """
     newest = sorted(batches, key=lambda row: -row["physicalOffset"])
     counted = sorted(dead_letter_topics(stored.facts().figures["counters"]))

@@ -32,7 +32,7 @@ STAGED_MS = 24 * HOUR_MS
 """`stagingTtl`, by default: a staged file that is older will not be committed."""
 SOON_MS = 24 * HOUR_MS
 GROWS_MS, MANY, _BATCHES = 10 * MINUTE_MS, 10_000, 100
-"""A reader falls behind that has so many messages more before it than so long ago, as far as its last batches say."""
+"""A reader falls behind if it has more unread messages than `MANY`, and more than it had `GROWS_MS` ago."""
 SILENT_MS = 25 * HOUR_MS
 """A store to which nobody has written for longer is at rest."""
 LEAST_GROWTH_MS = 10 * MINUTE_MS
@@ -124,8 +124,8 @@ class Facts:
     dead_letters : dict of str to int
         How many messages each dead-letter topic got in the last 24 hours.
     group_histories : dict of str to list of LagPoint
-        How far each consumer group was behind, the oldest point first. The store has no past of groups: this is what
-        somebody has kept who looks again and again, such as the dashboard.
+        How far each consumer group was behind, the oldest point first. The store has no past of groups: a process that
+        looks repeatedly, such as the dashboard, has kept this.
     unread_checkpoints : list of str
         Which checkpoints cannot be read, and why, in words.
     """
@@ -290,8 +290,8 @@ def query_of(
     only : (str, int) | None
         Look at one queue: its row, if the query reads it, has `topic`, `queueId` and `committedOffset`.
     others : callable
-        The ids of other stores that somebody looks at: a query that reads none of all is refused by this one, which
-        may be in the place of the one that it has read. None: not all ids are known.
+        The ids of other stores that somebody looks at. If a query reads none of them either, this store may have
+        replaced the one that it read, and refuses it. None: not all ids are known.
     originals : callable
         Of these, the ids that stores got when they were made. A query of one of them does not read this store, even
         if this store is a copy of that one.

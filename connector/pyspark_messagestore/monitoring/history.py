@@ -1,8 +1,8 @@
 """The past of a store and of its readers, from what is on the disk: no database keeps it.
 
-The log is in the order of time, so where a queue stood at a time is a binary search over the heads of some records. No
-body is read. What a streaming query had read is in its checkpoint. For the offsets of consumer groups there is nothing
-of this kind: only the newest one is kept.
+The log is in the order of time, so a binary search over the heads of some records finds where a queue stood at a time.
+No body is read. What a streaming query had read is in its checkpoint. For the offsets of consumer groups there is
+nothing of this kind: only the newest one is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LagPoint:
         The batch; None: now.
     time_ms : int
     lag : int
-        How many messages were there that no earlier batch had read. Retention has deleted what is not counted.
+        How many messages no earlier batch had read, without those that retention has deleted.
     """
 
     batch_id: int | None
@@ -72,8 +72,8 @@ def _looks(
     queues_of: dict[str, Queues] = {}
 
     def read_by(batch: Batch) -> list[tuple[Queue, int]]:
-        """How far each source of the query has read when a batch is done. A queue that came since then is read from its
-        beginning.
+        """How far each source of the query has read when a batch is done. A queue that was created since then is read
+        from its beginning.
         """
         read: list[tuple[Queue, int]] = []
         for offset in map(stream_offset, batch.offsets):

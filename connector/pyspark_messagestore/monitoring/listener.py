@@ -181,7 +181,7 @@ class MessageStoreListener(StreamingQueryListener):
         How servers are reached, as the options `tokenFile`, `caFile`, `certFile` and `keyFile` of the source; without
         one, the variable `MESSAGESTORE_TOKEN_FILE` (and so on) of the environment counts.
     retry_timeout_s : float
-        For how long a server is asked again that does not answer. It is short, because Spark waits for its listeners:
+        For how long a server that does not answer is asked again. It is short, because Spark waits for its listeners:
         bytes that cannot be estimated now are None, and are estimated after the next micro-batch.
 
     Attributes

@@ -217,7 +217,7 @@ class Assignment:
         self._restarts = self._ends.restarts
 
     def leave_deleted(self) -> None:
-        """Read topics no more that the pattern has found, and that were deleted since."""
+        """Stop reading topics that the pattern has found and that were deleted since."""
         if self._topics.pattern is not None:
             self._view.refresh()
             self._ends.look()
@@ -239,7 +239,7 @@ class Assignment:
     # ---- this worker's share
 
     def _balance(self, queues: Iterable[Queue]) -> None:
-        """Have as many queues of each topic as is this worker's share: give away the others, or take what is free."""
+        """Bring the queues of each topic to this worker's share: give the others away, or take free ones."""
         self._balanced_s = time.monotonic()
         self._known = frozenset(queues)
         if not self._locks.intact():
@@ -300,7 +300,7 @@ class Assignment:
         self._lost(lost)
 
     def _drop(self, queues: list[Queue]) -> None:
-        """Have queues no more that are not there any more."""
+        """Give up queues that no longer exist."""
         self._forget(queues)
         self._release(queues)
         self._lost(queues)

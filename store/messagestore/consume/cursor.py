@@ -118,7 +118,7 @@ class Cursor:
         return self.position, self.end, self.ready, self.next_row, self.last, self.held, self.held_until_s
 
     def go_back(self, mark: Mark) -> None:
-        """Be where the cursor was: nobody got what was handed out since."""
+        """Go back to where the cursor was: nobody got what was handed out since."""
         self.position, self.end, self.ready, self.next_row, self.last, self.held, self.held_until_s = mark
 
     def committed(self, offset: int) -> None:

@@ -18,7 +18,7 @@ _MAPS = ("properties", "system_properties")
 
 
 class Returns(Protocol):
-    """Whoever takes messages back that could not be processed."""
+    """Takes back messages that could not be processed."""
 
     def send_back(self, message: ConsumedMessage, delay_level: int | None) -> bool:
         """Have a message handed out again later; whether it is to be this same message, which holds its queue."""
@@ -59,7 +59,7 @@ class Block:
         self._gathered = gathered
         self._columns: dict[str, list[Any]] = {}
         self.retries: dict[int, int] = {}
-        """How often a message was retried that stayed in its queue, by its row."""
+        """How often each message that stayed in its queue was retried, by its row."""
         self.rows = list(range(len(gathered.positions)))
         self.offsets: list[int] = gathered.queue_offsets.tolist()
         if tags is not None and self.rows:  # units hold a hash of the tag, which other tags may have, too

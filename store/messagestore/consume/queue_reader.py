@@ -105,7 +105,7 @@ class QueueReader:
         return None if stored_ms is None else (physical_offset, stored_ms)
 
     def check_continues(self, cursor: Cursor) -> int:
-        """Refuse a queue in which another message is where the last one was that was handed out; its end."""
+        """Refuse a queue that has another message in the place of the last one that was handed out; return its end."""
         end = self._view.max_offset(*cursor.queue)
         if end < cursor.position:
             raise self.went_back(cursor, end)
@@ -117,7 +117,9 @@ class QueueReader:
         return end
 
     def check_still_there(self, message: ConsumedMessage) -> None:
-        """Refuse a message in whose place another one is: whoever has that one has not committed it."""
+        """Refuse a message if another one is in its place: nobody has processed that one, and a commit would count for
+        it.
+        """
         topic, queue_id = message.queue
         place = self._place(message.queue, message.queue_offset)
         if place not in ((message.physical_offset, message.store_timestamp_ms), None):

@@ -22,7 +22,7 @@ def figures_of(view: StoreView, looked: Looked | None = None) -> dict[str, Any]:
     """The numbers that a monitoring system asks for, all of them from the store's files. `faults` lists what could not
     be read, in words.
 
-    No process has to have counted them, so they are right whichever process wrote, and however it ended.
+    No process counts them, so they are right whoever wrote the store, and however that ended.
     """
     faults: list[str] = []
     files, now_ms = view.files, view.files.disk.time_ns() // 1_000_000
@@ -100,12 +100,13 @@ def _group_figures(
         for topic in topics:
             committed = table.get(topic, group)
             try:
-                gone = sorted(committed.keys() - set(known.queue_ids(topic)))[1:]  # one tells if there can be the topic
+                # One of them stays: it shows whether there can be such a topic.
+                gone = sorted(committed.keys() - set(known.queue_ids(topic)))[1:]
             except (ConfigError, CorruptionError, MessageIllegalError):
                 gone = []
             beyond = sum(max(committed.pop(queue_id), 0) for queue_id in gone)
             queues = {(topic, queue_id): offset for queue_id, offset in committed.items()}
-            rows, wrong, _ = lag_rows(known, queues, [topic])  # a place that is gone is the group's fault
+            rows, wrong, _ = lag_rows(known, queues, [topic])  # if a queue is gone, the group's place is wrong
             faults += wrong
             oldest = min((row["oldestUnread"] for row in rows if row["oldestUnread"] is not None), default=None)
             figures.append(

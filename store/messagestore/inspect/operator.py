@@ -109,8 +109,8 @@ def settings(path: str) -> list[dict[str, Any]]:
 
 
 def stamp(path: str) -> tuple[object, ...] | None:
-    """What is another value whenever something in a store may have changed that these functions show. It takes a
-    system call for each small file.
+    """A value that changes whenever something that these functions show may have changed. It takes a system call for
+    each small file.
 
     None: nobody can tell, because a broker is at work, which writes without a trace in small files. What happens to a
     single segment or queue file is not seen, unless a writer of ours did it.

@@ -43,7 +43,7 @@ second, and says so if it is busy.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _OPAQUE_LIMIT = 1 << 31
 _SHORTEST_S = 0.001
-"""How long a read may take of which a part has arrived already."""
+"""How long a read may take after its first bytes have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Call:
         self._answer, self._failure = answer, failure
 
     def give_up(self) -> None:
-        """Want no answer any more; one that arrives is dropped."""
+        """Give the answer up; if it arrives, it is dropped."""
         self._connection.forget(self)
 
 
@@ -333,7 +333,7 @@ class Connection:
             of_handler = is_of_handler(error)
             if isinstance(error, TimeoutError) and not of_handler:
                 return
-            self._break(error)  # where the next frame begins is not known: what has come may not be counted
+            self._break(error)  # nobody knows where the next frame begins: bytes may have arrived and not been counted
             if of_handler or not isinstance(error, OSError | ValueError):
                 raise
 

@@ -4,8 +4,8 @@
     given_back(client)                         its connections stay open for a while
 
 A task of Spark is short, and the next one in its process asks the same brokers: without this, each of them would ask
-name servers and connect. A client has one user at a time, so that nobody closes the connections of somebody else. One
-whose files with certificates or secrets have changed since is not used again.
+name servers and connect. A client has one user at a time, so that nobody closes the connections of somebody else. A
+client is not used again if its files with certificates or secrets have changed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def taken(name_servers: str, settings: RemotingSettings) -> Client:
 
 
 def given_back(client: Client) -> None:
-    """Want a client no more. Its connections stay open for a while, unless requests are under way on them."""
+    """Give a client back. Its connections stay open for a while, unless requests are under way on them."""
     _shelf.given_back(client)
 
 

@@ -48,7 +48,7 @@ class RemotingSettings:
     serialization: str = JSON
 
     def file_states(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What is another value after one of the files was changed. Connections read them when they are made."""
+        """A value that changes when one of the files changes. Connections read them when they are made."""
         return tuple(map(_state_of, (self.credentials_file, self.ca_file, self.cert_file, self.key_file)))
 
 

@@ -22,7 +22,7 @@ from messagestore.spi.location import RemoteSettings
 from messagestore.spi.pulls import ANSWERS, tell_progress
 
 ANSWER_TIMEOUT_S = 5.0
-"""How long an answer is waited for: a micro-batch waits, too, and the progress can be told later."""
+"""How long to wait for an answer: a micro-batch waits meanwhile, and the progress can be told later."""
 _VIEWED = frozenset({codes.SUCCESS, codes.SYSTEM_ERROR})
 
 

@@ -56,7 +56,7 @@ _SIZE_UNDER_WAY = 4 * 1024 * 1024
 """So many bytes of answers are asked for ahead: a broker takes as long for them as it takes to decode a block."""
 _MOST_MESSAGES = 1024
 _LEVEL_ANSWERS = 64
-"""So many answers that are full, and the next requests are for more."""
+"""After so many full answers, the next requests ask for more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,13 +53,14 @@ from messagestore.spi.running_broker import ACCEPTED, RunningBroker, client_of, 
 from messagestore.spi.waits import Waits
 
 LOOK_S = 0.1
-"""How often a broker is asked for ends that keeps no requests, as a slave."""
+"""How often a broker that keeps no requests, such as a slave, is asked for ends."""
 ALL_S = 5.0
-"""How often a broker that keeps requests is asked all the same: a queue may have become shorter, or have come."""
+"""How often a broker that keeps requests is asked all the same: a queue may be shorter than before, or new."""
 MEANS_S = 30.0
 """How long the mean size of a queue's records counts for whoever follows it."""
 _NEWS_ANSWERS = {**ACCEPTED, codes.PULL_MESSAGE: ANSWERS | {codes.TOPIC_NOT_EXIST}}
-"""The same with those after which a topic was deleted: its ends, which are asked for then, say so better."""
+"""The same, and those that say that a topic was deleted: the request for its ends, which follows, gives a better error.
+"""
 
 
 class RocketMQStores:
@@ -266,8 +267,8 @@ class RocketMQReader:
         return {queue for queue in self._ends if queue[0] in topics}.difference(queues, self._deleted)
 
     def _looked_at(self, queues: Sequence[Queue], *, follows: bool) -> Queues:
-        """The ends of some queues. All are asked for every `ALL_S`, and whenever more may have changed than that there
-        are new messages.
+        """The ends of some queues. All are asked for every `ALL_S` seconds, and whenever anything but new messages may
+        have changed them.
         """
         look = self._look
         if follows and look is not None and time.monotonic() - look.begun_s < ALL_S:
@@ -283,8 +284,8 @@ class RocketMQReader:
     def _with_news(self, before: _Look, queues: Sequence[Queue]) -> Queues | None:
         """The ends of queues for each of which the broker keeps a request. Only those with new messages are asked for.
 
-        One request has the message before the old end, by which the queue is recognised, and the first new one. The
-        newest record of before is compared, too.
+        One request gets the message before the old end, which shows that the queue is the same, and the first new one.
+        The newest record of the last look is compared, too.
 
         Returns
         -------
@@ -366,7 +367,7 @@ class RocketMQReader:
             return places
 
         self._look.places.update({(queue, offset): place for offset, place in places.items()})
-        # A message of a batch that the broker keeps as one is not what stands at its place in the log.
+        # If a broker keeps a batch as one record, that record stands at the places of all its messages.
         if np.array_equal(records.data, np.frombuffer(answer.body, np.uint8)):
             starts, times_ms = records.positions.tolist(), records.store_timestamps_ms.tolist()
             for start, time_ms, (_, position, size) in zip(starts, times_ms, rows, strict=True):

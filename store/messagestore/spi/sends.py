@@ -250,7 +250,7 @@ class Producer:
         pa.Table
             `unique_key` (string), `body_crc` (int32).
         """
-        # A broker that stood works on what it was sent meanwhile as soon as it answers.
+        # A broker that stood still works through what it was sent meanwhile, as soon as it answers again.
         self._ends(topic, [*places])
         time.sleep(SETTLE_S)
         parts = [part for queue, place in places.items() for part in self._stored(topic, queue, place, prefix)]
