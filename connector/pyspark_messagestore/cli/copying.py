@@ -132,16 +132,16 @@ class TopicCopy:
         """
         limits = ends if bounds is None else {queue: min(end, bounds.get(queue, 0)) for queue, end in ends.items()}
         before, step = self.place, Step()
-        known = before.queues
+        copied = before.queues
         self._check(ends)  # also if nothing is new: other messages may have the same numbers
-        if self.place is before and all(limits[queue] <= known.get(queue, 0) for queue in limits):
+        if self.place is before and all(limits[queue] <= copied.get(queue, 0) for queue in limits):
             return None
 
         queues, step.lost = self._behind_gaps(self.place.queues, limits)
         behind = {queue: end for queue, end in limits.items() if queues.get(queue, 0) < end}
         blocks, reached, lost = self._gathered(queues, behind)
         step.lost += lost
-        if not reached and queues == known and self.place is before:
+        if not reached and queues == copied and self.place is before:
             return None
         step.messages, step.size = self._append(blocks, self._placed({**queues, **reached}, reached))
         return step
@@ -160,20 +160,20 @@ class TopicCopy:
         for fault in faults:
             out.note(f"{self.name}: {fault}. The copy goes on with the first newer message")
         self.place = StreamOffset(
-            topics=(self.topic,), queues={each: at for each, at in queues.items() if each in ends}
+            topics=(self.topic,), queues={queue: at for queue, at in queues.items() if queue in ends}
         )
 
     def _behind_gaps(self, queues: Queues, ends: Queues) -> tuple[Queues, int]:
         """The offsets behind what retention has deleted before it was copied, and how many messages that were."""
-        wanted = [queue for queue, end in ends.items() if queues.get(queue, 0) < end]
-        found, lost = dict(queues), 0
-        for queue, begin in self._origin.begins(wanted).items():
+        unfinished = [queue for queue, end in ends.items() if queues.get(queue, 0) < end]
+        offsets, lost = dict(queues), 0
+        for queue, begin in self._origin.begins(unfinished).items():
             offset, first = queues.get(queue, 0), min(begin, ends[queue])
             if offset < first:
                 if not self._accept_loss:
                     raise self._gap(queue, offset, begin, ends[queue])
-                found[queue], lost = first, lost + self._tell_gap(queue, offset, first)
-        return found, lost
+                offsets[queue], lost = first, lost + self._tell_gap(queue, offset, first)
+        return offsets, lost
 
     def _tell_gap(self, queue: Queue, offset: int, first: int) -> int:
         """Note that messages are gone; returns how many."""
@@ -285,9 +285,9 @@ class Origin:
         follow : bool
             Go on with messages that come. False: end where the queues end now.
         """
-        found = self.reader.describe(topics, queues=True)
-        there = found.queue_ids.keys() | found.queue_counts.keys()  # also one that has had no message yet
-        new = [topic for topic in topics if topic in there and topic not in self.copies]
+        description = self.reader.describe(topics, queues=True)
+        existing = description.queue_ids.keys() | description.queue_counts.keys()  # also one without a message yet
+        new = [topic for topic in topics if topic in existing and topic not in self.copies]
         if not new:
             return []
 

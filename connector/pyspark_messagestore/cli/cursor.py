@@ -88,8 +88,8 @@ class Cursor:
             return
         self._look_at_s = time.monotonic() + _TOPICS_POLL_S
         ids_by_topic = self.store.describe(self.topics, queues=True).queue_ids
-        wanted = ids_by_topic.keys() - {BATCH_TOPIC} if self.topics is None else ids_by_topic.keys() & set(self.topics)
-        self._found_topics = sorted(wanted)
+        topics = ids_by_topic.keys() - {BATCH_TOPIC} if self.topics is None else ids_by_topic.keys() & set(self.topics)
+        self._found_topics = sorted(topics)
 
     def skip(self, count: int) -> list[MessageExt]:
         """Skip all messages; returns the last `count` ones of all queues together, to which `go_back` may lead."""
@@ -215,10 +215,10 @@ class Cursors:
 
     def skip_to(self, count: int) -> None:
         """Skip all but the last `count` messages of all queues together."""
-        found = [(cursor, message) for cursor in self._cursors.values() for message in cursor.skip(count)]
+        last = [(cursor, message) for cursor in self._cursors.values() for message in cursor.skip(count)]
         if len(self._cursors) > 1:
-            found = heapq.nlargest(count, found, key=lambda each: each[1].store_timestamp_ms)
-        for cursor, message in found:
+            last = heapq.nlargest(count, last, key=lambda pair: pair[1].store_timestamp_ms)
+        for cursor, message in last:
             cursor.go_back(message)
 
     def once(self) -> Iterator[tuple[str, MessageExt]]:

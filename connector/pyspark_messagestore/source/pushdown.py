@@ -62,39 +62,39 @@ def narrowed(filters: Iterable[Filter], columns: Mapping[str, str]) -> Narrowed:
     columns : mapping
         The name of each column that the read has -> the stored column that it is made from.
     """
-    left = Narrowed()
+    result = Narrowed()
     for condition in filters:
         path = getattr(condition, "attribute", None)
         if path is None or len(path) != 1:
             continue
         stored = columns.get(path[0])
         if stored in ("topic", "queue_id", "tags"):
-            left = _by_value(left, stored, condition)
+            result = _by_value(result, stored, condition)
         elif stored in ("queue_offset", "store_timestamp_ms"):
-            left = _by_bounds(left, stored, condition)
-    return left
+            result = _by_bounds(result, stored, condition)
+    return result
 
 
-def _by_value(left: Narrowed, stored: str, condition: Filter) -> Narrowed:
+def _by_value(narrowed: Narrowed, stored: str, condition: Filter) -> Narrowed:
     if isinstance(condition, EqualTo):
         values: Iterable[Any] = (condition.value,)
     elif isinstance(condition, In):
         values = condition.value
     else:
-        return left
+        return narrowed
 
     # In SQL, nothing is equal to null.
     wanted = frozenset(value for value in values if value is not None)
     if stored == "topic":
-        return replace(left, topics=wanted & (wanted if left.topics is None else left.topics))
+        return replace(narrowed, topics=wanted & (wanted if narrowed.topics is None else narrowed.topics))
     if stored == "queue_id":
-        return replace(left, queue_ids=wanted & (wanted if left.queue_ids is None else left.queue_ids))
-    return replace(left, tags=wanted & (wanted if left.tags is None else left.tags))
+        return replace(narrowed, queue_ids=wanted & (wanted if narrowed.queue_ids is None else narrowed.queue_ids))
+    return replace(narrowed, tags=wanted & (wanted if narrowed.tags is None else narrowed.tags))
 
 
-def _by_bounds(left: Narrowed, stored: str, condition: Filter) -> Narrowed:
+def _by_bounds(narrowed: Narrowed, stored: str, condition: Filter) -> Narrowed:
     if not isinstance(condition, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
-        return left
+        return narrowed
 
     value = condition.value
     if stored == "queue_offset" and type(value) is int:
@@ -105,12 +105,12 @@ def _by_bounds(left: Narrowed, stored: str, condition: Filter) -> Narrowed:
         first, end = ms - CLOCK_MARGIN_MS, ms + 1 + CLOCK_MARGIN_MS
         name_first, name_end = "first_ms", "end_ms"
     else:
-        return left
+        return narrowed
 
     # EqualTo is a bound on both sides.
     if not isinstance(condition, LessThan | LessThanOrEqual):
-        left = replace(left, **{name_first: max(getattr(left, name_first), first)})
+        narrowed = replace(narrowed, **{name_first: max(getattr(narrowed, name_first), first)})
     if not isinstance(condition, GreaterThan | GreaterThanOrEqual):
-        left = replace(left, **{name_end: min(getattr(left, name_end), end)})
+        narrowed = replace(narrowed, **{name_end: min(getattr(narrowed, name_end), end)})
 
-    return left
+    return narrowed

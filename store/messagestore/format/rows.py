@@ -362,23 +362,23 @@ def together(pieces: Sequence[Rows]) -> Rows:
     if len(pieces) == 1:
         return pieces[0]
 
-    both: dict[str, Any] = {
-        name: np.concatenate([getattr(one, name) for one in pieces])
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(piece, name) for piece in pieces])
         for name in ("run_queue_ids", "run_counts", "queue_offsets", "physical_offsets", "sizes", "tags_codes")
     }
 
     has_unit = None
-    if any(one.has_unit is not None for one in pieces):
+    if any(piece.has_unit is not None for piece in pieces):
         has_unit = np.concatenate(
-            [np.ones(one.row_count, np.bool_) if one.has_unit is None else one.has_unit for one in pieces]
+            [np.ones(piece.row_count, np.bool_) if piece.has_unit is None else piece.has_unit for piece in pieces]
         )
 
-    count = sum(one.row_count for one in pieces)
+    count = sum(piece.row_count for piece in pieces)
     return Rows(
-        run_topics=[topic for one in pieces for topic in one.run_topics],
+        run_topics=[topic for piece in pieces for topic in piece.run_topics],
         store_timestamps_ms=np.zeros(count, np.int64),
         key_hashes=np.empty(0, np.int32),
         key_counts=np.zeros(count, np.int32),
         has_unit=has_unit,
-        **both,
+        **joined,
     )

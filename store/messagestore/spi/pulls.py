@@ -403,9 +403,9 @@ class Pull:
             records = records.rows(int(np.searchsorted(records.queue_offsets, first)), len(records.sizes))
         records = records.rows(0, end - first) if self._is_batch(records, end) else records
 
-        wanted = np.arange(first, first + len(records.sizes), dtype=np.int64)
-        wrong = np.flatnonzero(records.queue_offsets != wanted)
-        count = int(wrong[0]) if len(wrong) else len(wanted)
+        numbers = np.arange(first, first + len(records.sizes), dtype=np.int64)
+        wrong = np.flatnonzero(records.queue_offsets != numbers)
+        count = int(wrong[0]) if len(wrong) else len(numbers)
         if count:
             good = records.rows(0, count)
             yield Gathered(

@@ -76,11 +76,11 @@ class Waits:
         try:
             address = self._replicas.address()
             for queue, end in ends.items():
-                kept = self._kept.get(queue)
-                if kept is not None:
-                    if kept.offset == end and kept.call.address == address:
+                request = self._kept.get(queue)
+                if request is not None:
+                    if request.offset == end and request.call.address == address:
                         continue
-                    kept.call.give_up()
+                    request.call.give_up()
                 self._kept[queue] = _Kept(end, self._sent(address, queue, end), now_s)
         except StoreUnavailableError:
             self._forget()
@@ -91,15 +91,15 @@ class Waits:
         An answer that came while the ends were asked for may be newer than these, and is left for the next look.
         """
         for queue in self._answered & self._kept.keys():
-            kept = self._kept.pop(queue)
-            is_short = now_s - kept.sent_s < _SHORT_S and not kept.call.has_failed
+            request = self._kept.pop(queue)
+            is_short = now_s - request.sent_s < _SHORT_S and not request.call.has_failed
             # A refusal is no error here: a pull that is for a message says what it means.
-            if is_short and ends.get(queue) == kept.offset:
+            if is_short and ends.get(queue) == request.offset:
                 self._refused_until_s = now_s + _REFUSED_S
         self._answered.clear()
 
-        for queue, kept in list(self._kept.items()):
-            if not kept.call.is_done and now_s - kept.sent_s > SUSPEND_S + _LATE_S:
+        for queue, request in list(self._kept.items()):
+            if not request.call.is_done and now_s - request.sent_s > SUSPEND_S + _LATE_S:
                 self._kept.pop(queue).call.give_up()
 
     def _sent(self, address: str, queue: Queue, end: int) -> Call:
@@ -108,8 +108,8 @@ class Waits:
         return self._replicas.send(address, (codes.PULL_MESSAGE, fields))
 
     def _forget(self) -> None:
-        for kept in self._kept.values():
-            kept.call.give_up()
+        for request in self._kept.values():
+            request.call.give_up()
         self._kept.clear()
 
     # ---- what came
@@ -127,28 +127,28 @@ class Waits:
         """
         if self._kept.keys() != {*queues}:
             return None
-        done = {queue: one for queue, one in self._kept.items() if one.call.is_done}
-        if any(one.call.has_failed or one.call.answer().code != codes.SUCCESS for one in done.values()):
+        answered = {queue: request for queue, request in self._kept.items() if request.call.is_done}
+        if any(request.call.has_failed or request.call.answer().code != codes.SUCCESS for request in answered.values()):
             return None
-        return {queue: one.offset for queue, one in done.items()}
+        return {queue: request.offset for queue, request in answered.items()}
 
     @property
     def woken(self) -> set[Queue]:
         """The queues whose requests were answered, as they are when a message comes."""
-        return {queue for queue, one in self._kept.items() if one.call.is_done}
+        return {queue for queue, request in self._kept.items() if request.call.is_done}
 
     def is_quiet(self, ends: Queues) -> bool:
         """Whether the broker keeps a request for each of some queues, from its end on, and has answered none."""
         is_done = True
         while is_done:  # all that has arrived: one look at the ends serves it
-            waiting = [one.call for one in self._kept.values() if not one.call.is_done]
+            waiting = [request.call for request in self._kept.values() if not request.call.is_done]
             read_any(waiting, 0)
             is_done = any(call.is_done for call in waiting)
         self._answered, kept = self.woken, self._kept
         return not self._answered and all(
-            (one := kept.get(queue)) is not None and one.offset == end for queue, end in ends.items()
+            (request := kept.get(queue)) is not None and request.offset == end for queue, end in ends.items()
         )
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the broker has answered a request, or the connection broke."""
-        read_any([one.call for one in self._kept.values()], timeout_s)
+        read_any([request.call for request in self._kept.values()], timeout_s)

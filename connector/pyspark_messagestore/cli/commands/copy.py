@@ -100,16 +100,16 @@ def copy(
             out.note(f"created a new store in {os.path.abspath(path)}")
         copying = _Copying(root, names, store, path, begin, stack, follow=follow, accept_loss=accept_loss)
         copying.look()
-        told = stack.enter_context(out.progress_bar("copying"))
-        for origin, each, step in copying.steps(ends):
-            totals[origin.name, each.topic].add(step)
+        show_progress = stack.enter_context(out.progress_bar("copying"))
+        for origin, topic_copy, step in copying.steps(ends):
+            totals[origin.name, topic_copy.topic].add(step)
             if as_json:
-                _show(each, step)
-            if told is not None:
-                done = sum(each.size for each in totals.values())
-                mean = done / max(1, sum(each.messages for each in totals.values()))
-                left = sum(each.left for each in copying.origins.values())
-                told(done, done + int(left * mean))
+                _show(topic_copy, step)
+            if show_progress is not None:
+                size = sum(total.size for total in totals.values())
+                mean_size = size / max(1, sum(total.messages for total in totals.values()))
+                count_left = sum(source.left for source in copying.origins.values())
+                show_progress(size, size + int(count_left * mean_size))
 
     if not as_json:
         _table(copying, totals)
@@ -141,9 +141,9 @@ class _Copying:
         while not ends.is_set():
             is_idle = True
             for origin in self.origins.values():
-                for each, step in origin.round():
+                for topic_copy, step in origin.round():
                     is_idle = False
-                    yield origin, each, step
+                    yield origin, topic_copy, step
                     if ends.is_set():
                         break
             if is_idle and not self.follow:

@@ -93,17 +93,17 @@ def find(
     if message_id is not None and (topic or begin is not None or end is not None):
         raise ConfigError("find: --msg-id names one place in the log. Leave out --topic, --from and --to", key="find")
 
-    wanted = key if key is not None else unique_key
+    sought = key if key is not None else unique_key
     times = [0 if begin is None else time_ms("--from", begin), None if end is None else time_ms("--to", end)]
 
     if root.is_cluster:
-        if wanted is None or not topic or store_config is not None:
+        if sought is None or not topic or store_config is not None:
             raise ConfigError(
                 f"{root}: found the address of RocketMQ's brokers. They find messages of a topic by key: give --topic, "
                 "and --key or --unique-key, without --store-config. For a message id, use `mqadmin queryMsgById`",
                 key="find",
             )
-        _at_brokers(root, topic, wanted, count, times, unique=unique_key is not None, as_json=as_json)
+        _at_brokers(root, topic, sought, count, times, unique=unique_key is not None, as_json=as_json)
         return
 
     path, shown_count = path_of(str(root)), 0
@@ -113,12 +113,12 @@ def find(
                 queue_ids(reader, name)
 
     with MessageStore.open_read_only(path, config_of(store_config)) as store:
-        if wanted is None:
-            found: Iterable[MessageExt] = filter(None, [store.look_message_by_id(message_id or "")])
+        if sought is None:
+            messages: Iterable[MessageExt] = filter(None, [store.look_message_by_id(message_id or "")])
         else:
             names = topic or sorted(store.topics().keys() - {BATCH_TOPIC})
-            found = _in_topics(store, names, wanted, count, times, unique=unique_key is not None)
-        for message in found:
+            messages = _in_topics(store, names, sought, count, times, unique=unique_key is not None)
+        for message in messages:
             out.show_message(message, as_json=as_json)
             shown_count += 1
 
@@ -128,7 +128,7 @@ def find(
 
 
 def _at_brokers(
-    root: Location, topics: list[str], wanted: str, count: int, times: list[int | None], *, unique: bool, as_json: bool
+    root: Location, topics: list[str], sought: str, count: int, times: list[int | None], *, unique: bool, as_json: bool
 ) -> None:
     """Show the newest messages of some topics that brokers find, each with the name of its broker.
 
@@ -142,7 +142,7 @@ def _at_brokers(
     for topic in topics:
         with out.waiting("asking the brokers"):
             hits, faults = query_brokers(
-                root, topic, wanted, count, unique=unique, begin_ms=begin_ms or 0, end_ms=end_ms
+                root, topic, sought, count, unique=unique, begin_ms=begin_ms or 0, end_ms=end_ms
             )
         for broker, message in hits:
             out.show_message(message, as_json=as_json, broker=broker)
@@ -158,24 +158,24 @@ def _at_brokers(
 
 
 def _in_topics(
-    store: ReadOnlyStore, topics: list[str], wanted: str, count: int, times: list[int | None], *, unique: bool
+    store: ReadOnlyStore, topics: list[str], sought: str, count: int, times: list[int | None], *, unique: bool
 ) -> Iterator[MessageExt]:
     """The newest messages of each topic with a key or a unique key, as soon as they are found."""
     for topic in topics:
         with out.waiting("looking through index and log"):
-            hits = _with_key(store, topic, wanted, count, times, unique=unique)
+            hits = _with_key(store, topic, sought, count, times, unique=unique)
         yield from hits
 
 
 def _with_key(
-    store: ReadOnlyStore, topic: str, wanted: str, count: int, times: list[int | None], *, unique: bool
+    store: ReadOnlyStore, topic: str, sought: str, count: int, times: list[int | None], *, unique: bool
 ) -> list[MessageExt]:
     """The newest messages of a topic with a key or a unique key. The store looks for both at once."""
     begin_ms, end_ms = times
     most = count
     while True:
-        hits = store.query_message(topic, wanted, most, begin_ms or 0, end_ms)
-        mine = [hit for hit in hits if (hit.unique_key == wanted if unique else wanted in hit.keys)]
+        hits = store.query_message(topic, sought, most, begin_ms or 0, end_ms)
+        mine = [hit for hit in hits if (hit.unique_key == sought if unique else sought in hit.keys)]
         if len(mine) >= count or len(hits) < most:
             return mine[-count:]
         most *= 4
