@@ -66,7 +66,7 @@ def check_by(command: str | None, url: str | None, timeout_s: float) -> Ask | No
 
 
 def answered(ask: Ask, message: MessageExt) -> LocalTransactionState:
-    """What a check says about a half message; what is no answer is told, and counts as UNKNOW."""
+    """What a check says about a half message. Anything but an answer is reported, and counts as UNKNOW."""
     asked = {**out.message_fields(message), "producerGroup": message.system_properties.get(_GROUP)}
     try:
         answer = ask(json.dumps(asked).encode())
@@ -151,7 +151,7 @@ def _by_url(url: str, timeout_s: float) -> Ask:
                     return bytes(answer) + b"..."  # no word is so long, not even one with spaces behind it
                 if time.monotonic() > deadline_s:
                     raise TimeoutError
-            if response.length:  # the connection ended before the answer, so what came is none, even if it is a word
+            if response.length:  # the connection ended too early: what came is not the answer, even if it is a word
                 raise http.client.IncompleteRead(answer, response.length)
             return bytes(answer)
 
@@ -176,7 +176,7 @@ def _by_url(url: str, timeout_s: float) -> Ask:
 
 
 def _check_url(url: str) -> None:
-    """Refuse what no question could be sent to: each one counts, and after `transactionCheckMax` the message goes."""
+    """Refuse a URL that takes no questions: each try counts, and after `transactionCheckMax` the message goes."""
     allowed = ""
     try:
         parts = urllib.parse.urlsplit(url)

@@ -242,7 +242,7 @@ class TopicCopy:
         return copied.message_count, copied.size
 
     def _make_topic(self, queues: Queues) -> None:
-        """Let the archive have the topic, with as many queues as the origin has."""
+        """Create the topic in the archive, with as many queues as the origin has."""
         count = self._origin.describe([self.topic]).queue_counts.get(self.topic, 0)
         count = max(1, count, *(queue_id + 1 for _, queue_id in queues))
         config = self._archive.topic_config(self.topic)
@@ -336,10 +336,11 @@ def copied_topics(path: str) -> set[str]:
 
 
 def names_of(reader: StoreReader) -> list[str]:
-    """What stands for a store that is no broker in the archive: the name of its broker, its id, or else one word.
+    """The names by which an archive may know a store that is no broker: the name of its broker, its id, or else one
+    word.
 
-    It may have got its name after it was copied, and a restored store has an id of its own; the ids that it had come
-    behind. Two stores that share one of these are told apart by the record that was copied last, as two without any.
+    A store may get its name after it was copied, and a restored store has an id of its own, so the ids that it had
+    before follow. If two stores share a name or have none, the record that was copied last tells them apart.
     """
     store = reader.describe([])
     return [name for name in (reader.broker_name(), store.store_id, *sorted(store.ancestors)) if name] or ["store"]

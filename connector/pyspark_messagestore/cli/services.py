@@ -1,9 +1,9 @@
 """What commands do beside a store's programs until they are told to end: services, each in a thread of its own.
 
-A service works in rounds, and each round takes a turn among the store's writers. What passes without anybody doing
-something to this process (another writer holds the store, the disk is full, one place is damaged) is said once, and
-the service tries again after ten seconds, while the others go on. Whatever else fails ends all services and the
-command: who started it, such as systemd, starts it again, and the next start recovers the store.
+A service works in rounds, and each round takes a turn among the store's writers. Some faults pass without a change to
+this process: another writer holds the store, the disk is full, one place is damaged. They are reported once, and the
+service tries again after ten seconds, while the others go on. Whatever else fails ends all services and the command:
+who started it, such as systemd, starts it again, and the next start recovers the store.
 
     told to end          the rounds that run are finished, and the store is closed
     killed               the next writer recovers the store; whatever a round did is there completely or not at all
@@ -34,13 +34,13 @@ from messagestore import (
 from pyspark_messagestore.cli import output as out
 
 AGAIN_S = 10.0
-"""After an error that passes, the next round comes so late, as in RocketMQ."""
+"""How long after an error that passes the next round comes, as in RocketMQ."""
 _TRY_S = 1.0
 """How long one try for the store lasts."""
 _LOOK_S = 0.5
 """A signal may come to another thread while one for a lease waits for the main thread, which then nothing wakes."""
 _STUCK_S = 3600.0
-"""A round that takes so long does not end: the recovery of a large store takes minutes."""
+"""A round that takes longer is taken for one that does not end: the recovery of a large store takes minutes."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -134,7 +134,7 @@ def impatient(settings: StoreConfig, config: StoreConfig) -> StoreConfig:
 
 
 def _passes(error: StoreError | OSError) -> bool:
-    """Whether trying again may do. A broker that holds the store does by itself what these services do."""
+    """Whether another try may help. A broker that holds the store does by itself what these services do."""
     if isinstance(error, StoreLockedError):
         return "broker" not in error.holder
     return isinstance(error, (CorruptionError, StoreFullError)) or getattr(error, "errno", None) in _NO_ROOM

@@ -8,9 +8,9 @@ brokers there are, how a limit is shared, and the offset of the whole.
 Each reader waits for its own broker only, so all brokers are asked at the same time, in threads. A reader is used by
 one thread at a time.
 
-A broker that comes while a query runs is read from its first message. One that goes is waited for by its reader, for as
-long as `retryTimeout`. The whole query waits: rows of the others would move watermarks past its rows, which Spark would
-drop then.
+A broker that is added while a query runs is read from its first message. If one goes away, its reader waits for it, for
+as long as `retryTimeout`. The whole query waits: rows of the others would move watermarks past its rows, and Spark
+would drop these then.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _on_broker(partitions: list[InputPartition], location: Location) -> list[Inp
 
 
 class _AtOnce:
-    """Asks several brokers at the same time. The threads are there from the first such question until `close`."""
+    """Asks several brokers at the same time. Its threads run from the first question until `close`."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
@@ -170,7 +170,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_bounded = False
         self._has_looked = False
         self._waiting: tuple[Offset, float] | None = None
-        """The start at which messages wait for others, and the time at which they wait no longer."""
+        """The start from which messages wait for more of them, and the time until which they wait."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need; connections stay on the driver."""

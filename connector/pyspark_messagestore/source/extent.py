@@ -100,7 +100,7 @@ class Extent:
         return offsets
 
     def _nearest(self, queue: Queue, position: int, begin: int, end: int, *, committed: bool) -> int:
-        """Where a read begins that asks for a message that is gone, with failOnDataLoss=false."""
+        """Where a read with failOnDataLoss=false begins if the message that it asks for is gone."""
         first = min(max(position, begin), end)
         if not committed:
             return first

@@ -62,8 +62,8 @@ class Tokens:
     Parameters
     ----------
     path : str
-        A line for each token: `name role sha256-hex`, and comments that begin with #. A name may have two, so that
-        its token can be replaced: the old one is taken away when no client uses it any more.
+        A line for each token: `name role sha256-hex`, and comments that begin with #. A name may have two tokens, so
+        that one can be replaced: remove the old one when no client uses it any more.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The certificates of a server: its own, and those of the authorities that its clients' must have."""
+"""The certificates of a server: its own, and those of the authorities that sign its clients' certificates."""
 
 from __future__ import annotations
 

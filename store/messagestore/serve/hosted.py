@@ -44,7 +44,7 @@ READS = (
 )
 """What a role that reads may ask for."""
 REPORTS = ("view", "offsets", "lag", "group_lag")
-"""The same, of what looks through a whole store."""
+"""The same for calls that look through a whole store."""
 MOST_READERS = 64
 _IDLE_READER_S = 300.0
 
@@ -174,9 +174,10 @@ class Hosted:
 
 
 class _WatchedDisk(Disk):
-    """A disk that is read for a client, as long as it is there.
+    """A disk that is read for a client, as long as the client is there.
 
-    A report looks at each queue of the store, and at their files. It has no place of its own where it could ask.
+    A report looks at each queue of the store and its files, and has no other place where it could ask whether the
+    client has gone.
     """
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:

@@ -20,16 +20,16 @@ _HEAPS = 2
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEPT = 32 * 1024 * 1024
-"""So many bytes at the end of a heap are kept when they are free, and larger pieces are not taken from a heap."""
+"""How many free bytes at the end of a heap are kept. Larger pieces are not taken from a heap."""
 
 
 def keep_few_heaps() -> None:
     """Let all threads of this process share two heaps of the C library, where that is glibc, and let a heap keep what
     a part of a read or a frame needs.
 
-    It would give eight for each processor to the threads, and each heap keeps some of what was freed in it: some 270 MB
-    of a server that has appended large batches and then has 64 readers. And it would give the memory of each part back
-    to the system, whose pages cost a third of the processor time of a read.
+    By itself, the library makes up to eight heaps for each processor, and each heap keeps a part of what was freed in
+    it: some 270 MB in a server that has appended large batches and then has 64 readers. And it would give the memory of
+    each part back to the system, whose pages cost a third of the processor time of a read.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -289,7 +289,7 @@ class StagedBytes:
             share.size += size
 
     def _counted(self, client: str) -> int:
-        """What is there: files as they are in the folder, and those that are being written as far as they were sent."""
+        """The bytes of the files in the folder, and of those that are being written as far as they were sent."""
         shares = self._open[client]
         stems = {share.stem for share in shares}
         on_disk = sum(size for stem, size in self._look(client).items() if stem not in stems)

@@ -1,7 +1,7 @@
 """Files of a running server that may be replaced: they are read again when they have changed.
 
-Whoever replaces several files that belong together does so one after the other, and a file may be read while it is
-written. So what was read last stays in use until the new files are right; a line in the log says that they are not.
+Files that belong together are replaced one after the other, and a file may be read while it is written. So the values
+that were read last stay in use until the new files are right. Until then, a line in the log says what is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 LOOK_S = 1.0
-"""The files are looked at once in so many seconds at most, however many requests there are."""
+"""How many seconds lie between two looks at the files at least, however many requests there are."""
 _log = logging.getLogger("messagestore.serve")
 _Found = TypeVar("_Found")
 
@@ -37,7 +37,7 @@ class Reread(Generic[_Found]):
         self._looked_s = time.monotonic()
 
     def current(self) -> _Found:
-        """What the files mean now, or meant when they were right for the last time."""
+        """What the files mean now, or meant when they were last right."""
         with self._mutex:
             if time.monotonic() - self._looked_s >= LOOK_S:
                 self._refresh()

@@ -1,9 +1,9 @@
 """Owns the connections: accepts them, bounds them, and ends those that are silent. cheroot parses the requests.
 
 A connection gets a thread when bytes arrive, and not before, so a client that connects and says nothing costs a
-descriptor for the idle time. From then on it must have said what it wants within `HEAD_S`, including the TLS handshake,
-which a thread makes and not the one that accepts. There are more threads than streams, so that small requests are
-answered while all streams are in use.
+descriptor for the idle time. From then on, the client must say what it wants within `HEAD_S`. That includes the TLS
+handshake, which the connection's thread makes and not the one that accepts. There are more threads than streams, so
+that small requests are answered while all streams are in use.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _HTTPRequest(HTTPRequest):
 
 
 class _Connection(HTTPConnection):
-    """A connection, which knows until when its client must have said what it wants."""
+    """A connection with a deadline, by which its client must have said what it wants."""
 
     RequestHandlerClass = _HTTPRequest
 

@@ -35,7 +35,7 @@ PART_SIZE = 4 * 1024 * 1024
 """The largest part of a `gather` on the wire, unless a single record is larger."""
 SIGN_OF_LIFE_S = 5.0
 UNKNOWN = "unknown"
-"""In the figures: a verb that there is not, and all who have no valid token, so that they cannot make them grow."""
+"""The label of verbs that do not exist, and of clients without a valid token: neither can add rows to the figures."""
 _ROWS_IN_FRAME = 1_000
 _ROW_SIZE = 1_024
 """About what a row of a report takes in memory."""
@@ -294,8 +294,8 @@ class _Request:
             self._end({"parts": count, "rows": row_count})
 
     def _report(self) -> None:
-        """Look through the store. Few do so at a time, since one caller could keep all processors busy otherwise, and
-        each ends with its client.
+        """Look through the store. Few requests do so at a time, because one caller could otherwise keep all processors
+        busy, and each ends with its client.
         """
         with self.service.budget.stream() as room:
             arguments = bound(StoreReader, self.verb, self._body().get("arguments"))
@@ -317,7 +317,7 @@ class _Request:
         service = self.service
         with service.budget.stream() as room, service.staged.share(self.client) as share:
             exchange = self.exchange
-            exchange.paced = self._pace  # piece by piece: a client that cannot send for long takes the server for dead
+            exchange.paced = self._pace  # in pieces: a client that cannot send for long takes the server for dead
 
             def take(size: int) -> None:
                 share.take(size)
