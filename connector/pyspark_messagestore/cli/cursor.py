@@ -94,12 +94,12 @@ class Cursor:
     def skip(self, count: int) -> list[MessageExt]:
         """Skip all messages; returns the last `count` ones of all queues together, to which `go_back` may lead."""
         ends = self._places_in(self._ends())
-        found = (
+        last = (
             message
             for queue, end in ends.items()
             for message in messages(self.store, queue, max(self.places[queue], end - count), end)
         )
-        newest = heapq.nlargest(count, found, key=lambda message: message.physical_offset)
+        newest = heapq.nlargest(count, last, key=lambda message: message.physical_offset)
         self.places = ends
         return newest
 

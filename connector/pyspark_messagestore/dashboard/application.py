@@ -140,8 +140,8 @@ def app(
     for number, path in enumerate(paths, 1):
         name = os.path.basename(path)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in stores:
-            others = (f"store-{each}" for each in itertools.count(number))
-            name = next(each for each in others if each not in own_names and each not in stores)
+            others = (f"store-{candidate}" for candidate in itertools.count(number))
+            name = next(candidate for candidate in others if candidate not in own_names and candidate not in stores)
         stores[name] = Stored(
             name,
             path,
@@ -302,10 +302,10 @@ class _Pages:
                 raise _NoPageError("There is no such store.")
             if form not in FORMATS:
                 raise ConfigError(f"format: found {form!r:.60}; allowed are {', '.join(FORMATS)}", key="format")
-            found = LOOKS["messages" if asked.get("offset") else "recent"](stored, asked)
+            page = LOOKS["messages" if asked.get("offset") else "recent"](stored, asked)
         except (StoreError, OSError, _NoPageError) as error:
             return self._error(request, stored, error)
-        data, kind = as_file(form, found["messages"])
+        data, kind = as_file(form, page["messages"])
         headers = {"Content-Disposition": f'attachment; filename="messages.{form}"'}
         return StreamingResponse(_pieces(data), media_type=kind, headers=headers)
 
@@ -370,8 +370,8 @@ class _Pages:
     def health(self, request: Request) -> Response:  # noqa: ARG002
         """200 if no store has a fault, otherwise 503; with the findings."""
         reports = self._reports()
-        findings = [{"store": report["name"], **each} for report in reports for each in report["findings"]]
-        ill = any(each["severity"] == _FAULT for each in findings)
+        findings = [{"store": report["name"], **finding} for report in reports for finding in report["findings"]]
+        ill = any(finding["severity"] == _FAULT for finding in findings)
         return _Json({"ok": not ill, "findings": findings}, 503 if ill else 200)
 
     def metrics(self, request: Request) -> Response:  # noqa: ARG002
@@ -382,7 +382,7 @@ class _Pages:
         families: dict[str, Any] = {}
         for stored in self._stores.values():
             own, others = (stored.ids() or set()) - (stored.originals() - {stored.id()}), cache(stored.others)
-            readable = [each.path for each in stored.progress()[0] if belongs(each, own, others)]
+            readable = [progress.path for progress in stored.progress()[0] if belongs(progress, own, others)]
             for family in StoreCollector(stored.path, readable, StoreConfig(message_index_enable=False)).collect():
                 family_so_far = families.setdefault(family.name, family)
                 if family_so_far is not family:

@@ -254,10 +254,10 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
             before = _first_after(stored, store, queues, time_ms("until", until))
 
         most_size = LIST_SIZE if not wanted else FILTER_SIZE
-        found = newest(
+        result = newest(
             stored, store, queues, wanted, names, before=before, low=low, high=high, most=count, most_size=most_size
         )
-        begins = {} if found.messages else store.begins(queues)
+        begins = {} if result.messages else store.begins(queues)
 
     return {
         "topic": name,
@@ -269,15 +269,15 @@ def recent(stored: Stored, asked: Asked) -> dict[str, Any]:
         "until": until,
         "count": count,
         "before": before,
-        "messages": found.messages,
-        "searchedSize": found.searched,
-        "searchedCount": found.count,
-        "backTo": found.back_to_ms,
-        "goOn": found.go_on,
+        "messages": result.messages,
+        "searchedSize": result.searched,
+        "searchedCount": result.count,
+        "backTo": result.back_to_ms,
+        "goOn": result.go_on,
         "searchedOf": high - low,
         "searchedFrom": high if before is None else min(before, high),
         "logBegin": low,
-        "empty": _why_not_recent(stored, found.messages, found.go_on, wanted, before, ends, begins),
+        "empty": _why_not_recent(stored, result.messages, result.go_on, wanted, before, ends, begins),
     }
 
 
@@ -632,7 +632,8 @@ def readers(stored: Stored, asked: Asked) -> dict[str, Any]:
     def look() -> tuple[tuple[list[dict[str, Any]], list[str]], int]:
         progress, faults = stored.progress(BATCHES)
         with stored.opened() as store:
-            queries = [found for each in progress if (found := _query(stored, store, each, now_ms)) is not None]
+            rows_or_none = [_query(stored, store, query_progress, now_ms) for query_progress in progress]
+        queries = [row for row in rows_or_none if row is not None]
         return (queries, faults), sum(len(query["rows"]) for query in queries)
 
     queries, faults = stored.kept.get("queries", look)
@@ -677,7 +678,7 @@ def _query(stored: Stored, store: StoreReader, progress: Progress, now_ms: int) 
         "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
         "topics": sorted({row["topic"] for row in query.rows}) or planned,
         "refused": query.refused,
-        "history": [{"batchId": each.batch_id, "timeMs": each.time_ms, "lag": each.lag} for each in points],
+        "history": [{"batchId": point.batch_id, "timeMs": point.time_ms, "lag": point.lag} for point in points],
         "outlook": "" if unknown else outlook(points),
         "rows": query.rows,
     }
@@ -727,16 +728,16 @@ def _readers_of(
         places += [("group", *place) for place in operator.group_places(stored.path, *queue).items()]
     except (StoreError, OSError) as error:
         faults.append(error_words(error))
-    for each in progress:
-        query = query_of(store, each, only=queue, originals=stored.originals)
+    for query_progress in progress:
+        query = query_of(store, query_progress, only=queue, originals=stored.originals)
         faults += query.refused
-        places += [("query", each.path, row["committedOffset"]) for row in query.rows]
-    found = []
+        places += [("query", query_progress.path, row["committedOffset"]) for row in query.rows]
+    rows = []
     for kind, reader, committed in places:
         place = operator.corrected(committed or 0, low, high)
         before = max(0, offset - max(place, low))
-        found.append({"kind": kind, "reader": reader, "read": place > offset, "before": before, "at": place})
-    return found, list(dict.fromkeys(faults))
+        rows.append({"kind": kind, "reader": reader, "read": place > offset, "before": before, "at": place})
+    return rows, list(dict.fromkeys(faults))
 
 
 LOOKS: dict[str, Callable[[Stored, Asked], dict[str, Any]]] = {

@@ -102,9 +102,9 @@ def _parts(stored: Stored, segments: Sequence[Mapping[str, Any]], report: Mappin
             for span in spans
         }
 
-    found = _shown({span: {topic: size for topic, size in of_span[span].items() if topic in shares} for span in spans})
+    shown = _shown({span: {topic: size for topic, size in of_span[span].items() if topic in shares} for span in spans})
     full = {span: sizes for span, sizes in of_span.items() if span[1] < spans[-1][1]} if spans else {}
-    return _Parts(found, full, recoveries), len(samples) * len(new)
+    return _Parts(shown, full, recoveries), len(samples) * len(new)
 
 
 def _spans(segments: Sequence[Mapping[str, Any]], bounds: Mapping[str, int], most: int) -> list[tuple[int, int]]:

@@ -202,12 +202,14 @@ class Stored:
             readable, faults = self.progress()
             rows = operator.overall(self.path, CONFIG)
             with self.opened() as store:
-                facts = facts_of(store, [each.path for each in readable], rows["figures"], self.others, self.originals)
+                facts = facts_of(
+                    store, [progress.path for progress in readable], rows["figures"], self.others, self.originals
+                )
             groups = facts.figures["groups"]
             self.samples.add(facts.now_ms, groups)
             facts = replace(facts, unread_checkpoints=faults, group_histories=self.samples.histories())
-            found = _Overall(facts, status_report(rows["status"], facts), rows)
-            return found, len(rows["queues"][0]) + len(groups)
+            overall = _Overall(facts, status_report(rows["status"], facts), rows)
+            return overall, len(rows["queues"][0]) + len(groups)
 
         return self.kept.get("overall", look)
 

@@ -150,7 +150,7 @@ class Tails:
         """End all streams, and give out no more."""
         with self._lock:
             self._ended = True
-            readers = [reader for each in self._readers.values() for reader in each]
+            readers = [reader for readers_of_store in self._readers.values() for reader in readers_of_store]
         for reader in readers:
             reader.ended = True
             reader.wake()
@@ -175,7 +175,8 @@ class Tails:
                 with stored.opened() as store:
                     while readers := self._following(stored):
                         begin_s = time.monotonic()
-                        for reader in sorted(readers, key=lambda each: each.read_s):  # who waits for long comes first
+                        # Who waits for long comes first.
+                        for reader in sorted(readers, key=lambda waiting: waiting.read_s):
                             _look(stored, store, reader, self._reads)
                         took_s = time.monotonic() - begin_s
                         store.await_change(1.0)

@@ -102,7 +102,7 @@ def _spark(stored: Stored, topic: str, where: str = "") -> str:
 
 def as_file(form: str, messages: Iterable[Mapping[str, Any]]) -> tuple[bytes, str]:
     """Messages as JSON lines or as a Parquet file, and the type of the file."""
-    rows = [{name: value for name, value in each.items() if name != "cells"} for each in messages]
+    rows = [{name: value for name, value in message.items() if name != "cells"} for message in messages]
     if form == "jsonl":
         text = "".join(json_text(row) + "\n" for row in rows)
         return text.encode("utf-8", "backslashreplace"), "application/x-ndjson"

@@ -261,7 +261,7 @@ def topics_of(progress: Progress) -> list[str]:
 
 
 def _planned(progress: Progress) -> list[StreamOffset]:
-    planned = [stream_offset(each) for one in progress.batches if not one.fault for each in one.offsets]
+    planned = [stream_offset(fields) for batch in progress.batches if not batch.fault for fields in batch.offsets]
     return [offset for offset in planned if offset is not None]
 
 
@@ -328,12 +328,12 @@ def query_of(
 def findings_of(facts: Facts) -> list[Finding]:
     """What all rules find, the faults first."""
     root = quoted(facts.figures["root"])
-    found = [
+    findings = [
         Finding(rule.name, rule.severity, sentence, remedy.replace("ROOT", root, 1), since_ms)
         for rule in RULES
         for sentence, remedy, since_ms in rule.look(facts)
     ]
-    return sorted(found, key=lambda finding: finding.severity != FAULT)
+    return sorted(findings, key=lambda finding: finding.severity != FAULT)
 
 
 # ---- the store

@@ -258,8 +258,10 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
             limits = self._shared(counts, limit.max_rows)
 
-        found = self._at_once.answers(limits, lambda name: self._readers[name].latestOffset(starts[name], limits[name]))
-        ends = {name: found[name] if name in found else before.get(name) for name in starts}
+        answers = self._at_once.answers(
+            limits, lambda name: self._readers[name].latestOffset(starts[name], limits[name])
+        )
+        ends = {name: answers[name] if name in answers else before.get(name) for name in starts}
         offsets = {
             name: end for name, end in ends.items() if end is not None and (name in before or end != starts[name])
         }

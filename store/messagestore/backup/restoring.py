@@ -75,22 +75,22 @@ def restore(
     if disk.names(root) or (disk.exists(root) and not disk.is_folder(root)):
         raise _taken(root, "already")
 
-    made = root + RESTORING
-    if disk.exists(made):
-        shutil.rmtree(made)
-    disk.make_folders(made)
-    fill(backup, point, made, disk, progress)
-    _finish(made, point, config or StoreConfig(), disk)
-    with disk.open(Paths(made).identity) as file:
+    folder = root + RESTORING
+    if disk.exists(folder):
+        shutil.rmtree(folder)
+    disk.make_folders(folder)
+    fill(backup, point, folder, disk, progress)
+    _finish(folder, point, config or StoreConfig(), disk)
+    with disk.open(Paths(folder).identity) as file:
         disk.syncfs(file)  # the names in all of its folders
     try:
         if disk.exists(root):
             disk.rmdir(root)
-        disk.rename(made, root)
+        disk.rename(folder, root)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        raise _taken(root, f"that was made since the restore began (the store that it made is in {made})") from error
+        raise _taken(root, f"that was made since the restore began (the store that it made is in {folder})") from error
     disk.sync_names_above(root)
     return point
 
@@ -137,12 +137,12 @@ def fill(target: Target, point: Point, root: str, disk: Disk, progress: Progress
 
 
 def _copy(
-    target: Target, name: str, size: int, crc: int, path: str, whole: int, disk: Disk, tell: Callable[[int], None]
+    target: Target, name: str, size: int, crc: int, path: str, file_size: int, disk: Disk, tell: Callable[[int], None]
 ) -> None:
     disk.make_folders(os.path.dirname(path))
     crc_so_far = position = 0
     source = target.place(name)
-    with target.disk.open(source) as old, disk.open_new(path, whole) as new:
+    with target.disk.open(source) as old, disk.open_new(path, file_size) as new:
         while position < size:
             piece = target.disk.pread(old, min(_PIECE_SIZE, size - position), position)
             if not piece:

@@ -190,25 +190,25 @@ class Retention:
         restated: list[tuple[str, int]] = []
         if expired.offsets:
             expired, restated = self._restate(expired)
-        gone, size = self._delete_segments(expired, clock)
-        self._tell_unread(expired.unread if gone else ())
+        deleted, size = self._delete_segments(expired, clock)
+        self._tell_unread(expired.unread if deleted else ())
 
         # After the log: a unit below its begin is never followed, but a record without a unit would be damage.
         queue_files = index_files = 0
-        if (gone or correct) and writer.log.min_offset:
+        if (deleted or correct) and writer.log.min_offset:
             queue_files = self._delete_queue_files(clock)
             self._delete_extensions(clock)
             index_files = self._delete_index_files()
 
         return ExpiredFiles(
-            segments=tuple(gone),
+            segments=tuple(deleted),
             size=size,
             queue_file_count=queue_files,
             index_file_count=index_files,
             min_offset=writer.log.min_offset,
-            kept=expired.kept if len(gone) == len(expired.offsets) else "the time for this run was over",
+            kept=expired.kept if len(deleted) == len(expired.offsets) else "the time for this run was over",
             restated=tuple(restated),
-            unread_groups=tuple(group.group for group in expired.unread) if gone else (),
+            unread_groups=tuple(group.group for group in expired.unread) if deleted else (),
         )
 
     def _expired(self, expiry: Expiry) -> ExpiredSegments:
@@ -272,11 +272,11 @@ class Retention:
     def _delete_segments(self, expired: ExpiredSegments, clock: _Clock) -> tuple[list[str], int]:
         """Delete segments, the oldest first, each durably before the next one; returns their paths and size."""
         writer, log = self.writer, self.writer.log
-        gone: list[str] = []
+        deleted: list[str] = []
 
         # One synced name at a time: if two were unsynced, a power cut could leave a gap, and no store opens with one.
         for start in expired.offsets:
-            if clock.stops(writer.files.config.delete_commit_log_files_interval if gone else 0):
+            if clock.stops(writer.files.config.delete_commit_log_files_interval if deleted else 0):
                 break
 
             path = log.path(start)
@@ -287,8 +287,8 @@ class Retention:
                     writer.check_locks()
                     log.forget_below(start + log.segment_size)
                 self._unlink(path)
-            gone.append(path)
-        return gone, len(gone) * log.segment_size
+            deleted.append(path)
+        return deleted, len(deleted) * log.segment_size
 
     def _unlink(self, path: str) -> None:
         """Delete a file, and make that durable.
@@ -356,16 +356,16 @@ class Retention:
             pool.clear()
         return count
 
-    def _without_next_number(self, queue: ConsumeQueue, gone: list[int]) -> list[int]:
+    def _without_next_number(self, queue: ConsumeQueue, starts: list[int]) -> list[int]:
         """The first files of a queue without the last of them if a power cut might take every unit of the next file.
 
         Recovery removes a file without units, and the queue would then have lost its next number.
         """
-        if not gone:
-            return gone
-        units = queue.read((gone[-1] + queue.file_size) // UNIT.size, 1)
+        if not starts:
+            return starts
+        units = queue.read((starts[-1] + queue.file_size) // UNIT.size, 1)
         end = int(units["physical_offset"][0]) + int(units["size"][0]) if len(units) else 0
-        return gone if 0 < end <= self.writer.state.clean_end else gone[:-1]
+        return starts if 0 < end <= self.writer.state.clean_end else starts[:-1]
 
     def _delete_extensions(self, clock: _Clock) -> None:
         """Delete the first files in a broker's `consumequeue_ext`, below the place that a queue's first unit names.

@@ -343,20 +343,20 @@ class _KernelRows:
         """Read the texts that the columns need: how large each column is. Texts that only Java understands are
         rewritten first.
         """
-        wanted, expected = 0, self.records.expected
+        parts, expected = 0, self.records.expected
         if "topic" in columns and not (expected is not None and expected.topic.isascii()):
-            wanted |= _WANT_TOPIC  # otherwise each record was compared with a topic that is UTF-8
+            parts |= _WANT_TOPIC  # otherwise each record was compared with a topic that is UTF-8
         if not _OF_PROPERTIES.isdisjoint(columns):
-            wanted |= _WANT_PROPERTIES
+            parts |= _WANT_PROPERTIES
         if not _MAPS.keys().isdisjoint(columns):
-            wanted |= _WANT_MAPS
-        if not wanted:
+            parts |= _WANT_MAPS
+        if not parts:
             return {}
 
         self.texts, totals = np.empty(self.count, _TEXT), np.zeros(len(_TOTALS), np.int64)
-        if self.lib.measure(self.data, self.rows, self.texts, _RESERVED, wanted, totals):
+        if self.lib.measure(self.data, self.rows, self.texts, _RESERVED, parts, totals):
             self._rewrite()
-            if unclean := self.lib.measure(self.data, self.rows, self.texts, _RESERVED, wanted, totals):
+            if unclean := self.lib.measure(self.data, self.rows, self.texts, _RESERVED, parts, totals):
                 raise AssertionError(f"the texts of {unclean} records were rewritten, and are refused again")
         return dict(zip(_TOTALS, totals.tolist(), strict=True))
 

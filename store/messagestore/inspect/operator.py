@@ -239,7 +239,7 @@ def deletions(path: str, topics: Iterable[str]) -> list[dict[str, Any]]:
         The store has no such topic.
     """
     with _view(path, None) as view:
-        there = {row["topic"]: row for row in topics_of(view, places_of(view, [], in_log=False), [])}
+        existing = {row["topic"]: row for row in topics_of(view, places_of(view, [], in_log=False), [])}
         read: dict[str, list[str]] = {}
         for group, names in group_offsets(view).topics_of_groups().items():
             for name in names:
@@ -247,11 +247,11 @@ def deletions(path: str, topics: Iterable[str]) -> list[dict[str, Any]]:
     rows = []
     for name in topics:
         check_topic(name)
-        if name not in there and name not in read:
-            raise UnknownTopicError(name, there, hint="Nothing was deleted")
-        found = there.get(name, {"messages": 0, "queues": 0})
+        if name not in existing and name not in read:
+            raise UnknownTopicError(name, existing, hint="Nothing was deleted")
+        counts = existing.get(name, {"messages": 0, "queues": 0})
         rows.append(
-            {"topic": name, **{part: found[part] for part in ("messages", "queues")}, "groups": read.get(name, [])}
+            {"topic": name, **{part: counts[part] for part in ("messages", "queues")}, "groups": read.get(name, [])}
         )
     return rows
 

@@ -61,9 +61,9 @@ def staged(folder: str) -> dict[str, Any]:
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             with contextlib.suppress(FileNotFoundError):
-                found = entry.stat(follow_symlinks=False)
-                sizes.append(found.st_size)
-                times_ms.append(found.st_mtime_ns // 1_000_000)
+                status = entry.stat(follow_symlinks=False)
+                sizes.append(status.st_size)
+                times_ms.append(status.st_mtime_ns // 1_000_000)
     return {"files": len(sizes), "bytes": sum(sizes), "oldestMs": min(times_ms, default=None)}
 
 

@@ -54,10 +54,10 @@ class RemotingSettings:
 
 def _state_of(name: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(name)
+        status = os.stat(name)
     except OSError:  # there is none; connecting will say what is wrong with it
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def tls_context(settings: RemotingSettings) -> ssl.SSLContext:

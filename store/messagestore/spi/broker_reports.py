@@ -55,10 +55,10 @@ def offsets(broker: RunningBroker, topics: Sequence[str] = (), at_ms: int | None
         for (topic, queue_id), end in ends.items()
     ]
     if at_ms is not None:
-        found = broker.seek(dict.fromkeys(queues, at_ms - 1))
-        times_ms = broker.store_times(found)
+        firsts = broker.seek(dict.fromkeys(queues, at_ms - 1))
+        times_ms = broker.store_times(firsts)
         for queue, row in zip(queues, rows, strict=True):
-            row |= {"offset": found[queue], "storeTimestamp": times_ms.get(queue)}
+            row |= {"offset": firsts[queue], "storeTimestamp": times_ms.get(queue)}
     return rows, []
 
 

@@ -333,10 +333,10 @@ class RocketMQReader:
         wanted = list(queues)
         known = {} if self._look is None else self._look.begins
         left = [queue for queue in wanted if queue not in known]
-        found = dict(zip(left, self._broker.min_offsets(left), strict=True))
+        begins = dict(zip(left, self._broker.min_offsets(left), strict=True))
         if self._look is not None:
-            self._look.begins |= found
-        return {queue: found[queue] if queue in found else known[queue] for queue in wanted}
+            self._look.begins |= begins
+        return {queue: begins[queue] if queue in begins else known[queue] for queue in wanted}
 
     # ---- single messages
 

@@ -187,8 +187,8 @@ class RunningBroker:
         """One message of each queue, by its number. A queue that does not have it is left out."""
         wanted = {queue: offset for queue, offset in offsets.items() if offset >= 0}
         answers = self.asked([self.pull_before(queue, offset + 1) for queue, offset in wanted.items()])
-        found = zip(wanted, map(self._message, wanted.values(), answers), strict=True)
-        return {queue: message for queue, message in found if message is not None}
+        rows = zip(wanted, map(self._message, wanted.values(), answers), strict=True)
+        return {queue: message for queue, message in rows if message is not None}
 
     def pull_before(self, queue: Queue, offset: int) -> Request:
         """A request for the message before an offset."""
