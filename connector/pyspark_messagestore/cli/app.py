@@ -194,7 +194,7 @@ def path_of(root: str) -> str:
 
 
 def location_of(root: str) -> Location:
-    """Where a store is that a command asks through the interface, so that another host may serve it.
+    """The location of a store that a command asks through the interface, so that another host may serve it.
 
     Raises
     ------

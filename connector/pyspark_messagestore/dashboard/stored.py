@@ -46,7 +46,7 @@ class Samples:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, time_ms: int, groups: list[dict[str, Any]]) -> None:
-        """Keep how many messages there are that each group has not read, unless the newest point is too young."""
+        """Keep how many messages each group has not read, unless the newest point is too young."""
         lags: dict[str, int] = {}
         for row in groups:
             lags[row["group"]] = lags.get(row["group"], 0) + row["lag"] - row["deleted"]

@@ -32,7 +32,7 @@ _PIECE_SIZE = 1 << 20
 """What is copied at once stays in the processor's cache until its CRC is computed."""
 _WRITEBACK_SIZE = 32 << 20
 _COMPARED_SIZE = 64 * 1024
-"""So much in front of the end of a backup must be the same in the store."""
+"""How many bytes before the end of a backup must be the same in the store."""
 _MANY_FILES = 64
 """From this number on, one syncfs is faster than syncing each file."""
 

@@ -70,7 +70,7 @@ _ORIGIN, _LOG_END = "delayOffset", "logEnd"
 _UNITS = 1024
 _SHORTEST_PAUSE_S = 0.01
 AFTER_DAMAGE_S = 10.0
-"""After an error, the next round comes so late, as in RocketMQ."""
+"""How long after an error the next round comes, as in RocketMQ."""
 _log = logging.getLogger(__name__)
 
 

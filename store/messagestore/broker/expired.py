@@ -52,7 +52,7 @@ ROCKSDB_HALF_TOPIC = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
 """Half messages of a broker with transRocksDBEnable, whose database says which of them are open."""
 _DUE_MS = re.compile(rb"TIMER_OUT_MS\x01([0-9]{1,18})\x02")
 _UNIT_COUNT, _READ_SIZE = 4096, 8 << 20
-"""At most so many timer messages, or so many bytes of them, are looked at together."""
+"""The most timer messages, and the most bytes of them, that are looked at together."""
 _log = logging.getLogger(__name__)
 
 

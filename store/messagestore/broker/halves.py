@@ -64,10 +64,10 @@ from messagestore.writer.log_writer import LogWriter
 COMMITTED, ROLLED_BACK, DISCARDED = "committed", "rolled back", "discarded"
 DELETED, ENDED, UNKNOWN = "deleted by retention", "ended", "unknown"
 SAVE_EVERY = 1000
-"""The progress is saved when so many half messages or op messages need not be read again."""
+"""The progress is saved when this many half messages or op messages need not be read again."""
 ROUND_COUNT = 100
 ROUND_SIZE = 8 * 1024 * 1024
-"""At most so many half messages, or so many bytes of them, are ended or checked by one batch."""
+"""The most half messages, and the most bytes of them, that one batch ends or checks."""
 _log = logging.getLogger(__name__)
 
 

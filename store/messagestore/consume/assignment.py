@@ -76,7 +76,7 @@ class Assignment:
     leaving : callable
         Told of queues before another worker gets them. If it raises, the worker keeps them.
     lost : callable
-        Told of queues that the worker has no more.
+        Told of queues that the worker has lost.
 
     Attributes
     ----------

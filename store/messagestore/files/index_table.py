@@ -36,13 +36,13 @@ MAX_SECONDS = int(np.iinfo(np.int32).max)
 
 _PAGE_SLOTS = 1024
 _HEADER_SLOTS = INDEX_HEADER.size // INDEX_SLOT_SIZE
-"""The header takes the place of so many slots in the file's first page."""
+"""How many slots would fit where the header is, in the file's first page."""
 _PAGE_GAP_COUNT = 2
 """One page between two others is read and written with them: that costs less than a call."""
 _FEW_SLOTS = 2
-"""With up to so many keys for each page of the file, only their slots are read and written."""
+"""With up to this many keys for each page of the file, only their slots are read and written."""
 _BLOCK_COUNT = 256 * 1024 // INDEX_ENTRY.size
-"""About so many entries are made at once: they stay in the CPU's cache while they are written."""
+"""About how many entries are made at once: they stay in the CPU's cache while they are written."""
 _NEAR_COUNT = 256
 _MAX_STEPS = 1 << 20
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from messagestore.format.config import ROCKETMQS_LEVELS, delays_of
 
 MOST_ENTRIES = 1000
-"""So many delay levels, each from its place in the log on, a store has at most. Each change writes all of them."""
+"""The most delay levels that a store has, each from its place in the log on. Each change writes all of them."""
 
 
 @dataclass(frozen=True, slots=True)

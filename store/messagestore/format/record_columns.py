@@ -42,7 +42,7 @@ __all__ = [
 _FLAGS_POSITION = RECORD_HEAD.offset("sys_flag") + 3
 """Where the lowest byte of SYSFLAG is in a record."""
 BLOCK_SIZE = 512 * 1024
-"""About so many bytes are stamped at once: they stay in the CPU's cache while they are checksummed and written."""
+"""About how many bytes are stamped at once: they stay in the CPU's cache while they are checksummed and written."""
 
 
 def encode(

@@ -19,7 +19,7 @@ from messagestore.log.batch_journal import BatchJournal
 from messagestore.read.view import StoreView
 
 _SPAN_MS = 600_000
-"""How fast a log grows is told over ten minutes or more, if it is that old."""
+"""The growth of a log is measured over this time or longer, if the log is that old."""
 
 
 def delayed(view: StoreView, journal: BatchJournal) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _UNDER_WAY, _MOST_UNDER_WAY = 16, 128
 unless a broker is told otherwise.
 """
 _SIZE_UNDER_WAY = 4 * 1024 * 1024
-"""So many bytes of answers are asked for ahead: a broker takes as long for them as it takes to decode a block."""
+"""How many bytes of answers are asked for ahead: a broker needs as long for them as decoding a block takes here."""
 _MOST_MESSAGES = 1024
 _LEVEL_ANSWERS = 64
 """After so many full answers, the next requests ask for more."""

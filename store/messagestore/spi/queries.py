@@ -24,7 +24,7 @@ from messagestore.spi.running_broker import client_of
 _UNIQUE_FIELD = "_UNIQUE_KEY_QUERY"
 """The field that says that the key is a sender's id (RocketMQ common/MixAll.java)."""
 _MOST = 64
-"""A broker answers with so many at most, unless its `maxMsgsNumBatch` says less."""
+"""The most messages in an answer of a broker, unless its `maxMsgsNumBatch` says less."""
 _INDEX_STEP_MS = 1000
 """An index has whole seconds, so a message may be up to a second newer than its entry says."""
 _LATEST_MS = 1 << 62

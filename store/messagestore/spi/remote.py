@@ -50,9 +50,9 @@ LOOK_S = 0.05
 FRAME_SIZE = 16 * 1024 * 1024
 """Rows with more bytes are sent as several frames. A server takes 64 MiB unless `--frame` says otherwise."""
 KEPT_SIZE = 64 * 1024 * 1024
-"""So many bytes of a file that is being staged are kept here, to be sent again if the server is restarted."""
+"""How many bytes of a file that is being staged are kept here, to be sent again if the server is restarted."""
 _FIRST_SIZE = 4 * 1024 * 1024
-"""So many bytes are collected before a file is begun: most tasks write less, and need one request."""
+"""How many bytes are collected before a file is begun: most tasks write less, and need one request."""
 _ALIVE_S = 8.0
 
 

@@ -27,7 +27,7 @@ HEAD_SIZE = _SIZE.size
 MOST_VALUES = 2_000_000
 """How many values a JSON text may have."""
 BLOCK = 256 * 1024
-"""So many bytes are sent or received at a time, since time-outs count for each time."""
+"""How many bytes are sent or received at a time: a time-out counts for each time."""
 LAST_CHUNK = memoryview(b"0\r\n\r\n")
 """The end of an HTTP body in chunks."""
 _TOGETHER = 64 * 1024
