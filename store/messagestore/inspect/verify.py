@@ -29,12 +29,11 @@ from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.inspect.derived import IndexCheck, QueueCheck
 from messagestore.inspect.report import Finding, Progress, VerifyReport
 from messagestore.inspect.small_files import SmallFiles, rules_of
-from messagestore.log.batch_search import read_batch
+from messagestore.log.batch_search import bad_chunk, read_batch
 from messagestore.log.condition import Left, Writer
 from messagestore.log.refusals import refuse_to_read
 from messagestore.log.store_files import Identity, Paths, StoreFiles
 from messagestore.log.walk import Run, Walk, rows_of
-from messagestore.recovery.survey import bad_chunk
 from messagestore.writer.store_clock import MOST_AHEAD_MS
 
 __all__ = ["Finding", "Progress", "VerifyReport", "verify"]
@@ -294,7 +293,7 @@ class _Verifier:
         if batch.end > self.rules.limit:
             find(f"a batch that ends at or below {self.rules.limit}", f"one that ends at {batch.end}")
             return
-        bad = bad_chunk(self.files, batch)
+        bad = bad_chunk(self.log, batch)
         if bad is not None:
             find(f"the data of the batch at {at} (CRC-32)", "other bytes", bad)
         if batch.restated:

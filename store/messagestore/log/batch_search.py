@@ -1,4 +1,4 @@
-"""Finds BATCH records in the log, and proves whether a missing record is no longer in the log.
+"""Finds BATCH records in the log, checks their data, and proves whether a missing record is no longer in the log.
 
 BATCH records are found in two ways: through the units of their queue, and in the log itself. A unit or a record that
 cannot be read is damage. It never counts as "no batch", because the batch would be appended a second time when Spark
@@ -15,7 +15,7 @@ import numpy as np
 from messagestore.errors import CorruptionError
 from messagestore.files.commit_log import CommitLog
 from messagestore.format import record, record_scan
-from messagestore.format.batch_record import BODY_BEGIN, BatchRecord, parse, parse_torn
+from messagestore.format.batch_record import BODY_BEGIN, CHUNK_SIZE, BatchRecord, parse, parse_torn
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.layout import BLANK, MAGIC_V1, PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC
@@ -227,6 +227,17 @@ def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
         raise CorruptionError(path, physical_offset, f"a record of {BATCH_TOPIC}", f"one of {message.topic!r}")
     if message.body.startswith(BODY_BEGIN):
         raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
+    return None
+
+
+def bad_chunk(log: CommitLog, batch: BatchRecord) -> int | None:
+    """Return the physical offset of the first piece of a batch that does not match its CRC; None if all of them do."""
+    position = batch.data_offset
+    for crc in batch.crcs:
+        end = min(position + CHUNK_SIZE, batch.end)
+        if log.crc(position, end) != crc:
+            return position
+        position = end
     return None
 
 

@@ -28,10 +28,11 @@ import numpy as np
 from messagestore.files.consume_queue import Units, units_of
 from messagestore.files.state import State
 from messagestore.format import record_scan
-from messagestore.format.batch_record import CHUNK_SIZE, BatchRecord
+from messagestore.format.batch_record import BatchRecord
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Rows
+from messagestore.log.batch_search import bad_chunk
 from messagestore.log.log_end import is_anchored
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
@@ -190,7 +191,7 @@ class _Chain:
 
     def _take_batch(self, batch: BatchRecord) -> int | None:
         """The end of a batch if it is complete, or None. A SYNC_FLUSH batch proves everything below its end."""
-        if batch.store_id not in self._known_ids or not self._holds(batch):
+        if batch.store_id not in self._known_ids or bad_chunk(self.log, batch) is not None:
             return None
 
         walk = Walk(self.log, batch.physical_offset, batch.end, Depth.FRAMING)
@@ -203,15 +204,6 @@ class _Chain:
         if batch.flush_disk_type == SYNC_FLUSH:
             self._prove(batch.end)
         return batch.end
-
-    def _holds(self, batch: BatchRecord) -> bool:
-        position = batch.data_offset
-        for crc in batch.crcs:
-            end = min(position + CHUNK_SIZE, batch.end)
-            if self.log.crc(position, end) != crc:
-                return False
-            position = end
-        return True
 
     def _take_run(self, run: Run) -> int | None:
         """The end of single records, or None. A BATCH record among them cannot be read, and ends the log."""

@@ -10,14 +10,13 @@ from messagestore.format.batch_record import BatchRecord
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
-from messagestore.log.batch_search import all_batches, batches_from, is_gone, not_ours, read_batch
+from messagestore.log.batch_search import all_batches, bad_chunk, batches_from, is_gone, not_ours, read_batch
 from messagestore.log.dispatch import Dispatcher
 from messagestore.log.log_end import LogEnd
 from messagestore.log.seal_check import listed
 from messagestore.log.store_files import StoreFiles
 from messagestore.recovery.decide import changed_below
 from messagestore.recovery.report import RecoveryReport
-from messagestore.recovery.survey import bad_chunk
 
 
 def read_journal(files: StoreFiles, state: State | None, anchored: LogEnd | None) -> BatchJournal:
@@ -184,4 +183,4 @@ def is_partial(files: StoreFiles, entry: JournalEntry, end: int) -> bool:
     batch = read_batch(files.commit_log, entry.physical_offset)
     if batch is None:
         return False  # it is missing or damaged, which the check of the journal finds
-    return batch.end > end or (batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(files, batch) is not None)
+    return batch.end > end or (batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(files.commit_log, batch) is not None)

@@ -14,12 +14,11 @@ import numpy as np
 
 from messagestore.errors import ChecksumError, CorruptionError
 from messagestore.format import record_scan
-from messagestore.format.batch_record import CHUNK_SIZE, BatchRecord
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Rows
-from messagestore.log.batch_search import is_sealed_batch, read_batch
+from messagestore.log.batch_search import bad_chunk, is_sealed_batch, read_batch
 from messagestore.log.dispatch import QueueRuns
 from messagestore.log.log_end import LogEnd
 from messagestore.log.store_files import StoreFiles
@@ -214,7 +213,7 @@ class Surveyor:
                 f"a BATCH record of store {self.files.store_id}",
                 f"one of store {batch.store_id} (a copied segment?)",
             )
-        bad = bad_chunk(self.files, batch)
+        bad = bad_chunk(self.log, batch)
         if bad is None:
             self._batches_end = batch.end
             return True
@@ -241,14 +240,3 @@ class Surveyor:
             raise ChecksumError(
                 path, physical_offset, f"a BATCH record ({self.survey.stop.expected})", self.survey.stop.found
             )
-
-
-def bad_chunk(files: StoreFiles, batch: BatchRecord) -> int | None:
-    """The physical offset of the first piece of a batch that does not match its CRC, or None."""
-    position = batch.data_offset
-    for crc in batch.crcs:
-        end = min(position + CHUNK_SIZE, batch.end)
-        if files.commit_log.crc(position, end) != crc:
-            return position
-        position = end
-    return None
