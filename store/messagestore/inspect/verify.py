@@ -111,6 +111,19 @@ class _Verifier:
             return True
 
         small_files = SmallFiles(files, report)
+        self._choose_rules(small_files)
+        rules = self.rules
+        whole = self._check_log()
+        self._note_times()
+
+        self.queues.finish(all_units=rules.all_units and whole, zeros_behind=rules.zeros_behind and whole)
+        self.index.finish()
+        small_files.check(rules, self.last_time_ms if whole and not self.queues.gap else None)
+        return report.ok or rules.hold(files) or not self.at_rest
+
+    def _choose_rules(self, small_files: SmallFiles) -> None:
+        """Find out how the store was left, and so what must be in it."""
+        files, report = self.files, self.report
         self.rules = rules = rules_of(files, report, at_rest=self.at_rest)
         self.log.load()
         files.know(Identity.read(files.disk, files.paths.identity))  # as it is for the end that was just read
@@ -123,33 +136,34 @@ class _Verifier:
         dispatched = condition.up_to_date and rules.traces.left is not Left.RECOVERING  # it rewinds the index
         self.index = IndexCheck(files, report, rules.limit, up_to_date=dispatched)
 
+    def _check_log(self) -> bool:
+        """Check the records, and what lies behind the last one; whether the log reaches as far as it must."""
+        report, rules = self.report, self.rules
         report.start = self.log.min_offset
         report.end = self._walk(report.start, rules.limit)
         whole = report.end >= rules.limit
-        if condition.closed and rules.all_units and whole:
+        if rules.condition.closed and rules.all_units and whole:
             self._walk_behind()
         if rules.zeros_behind and whole:
             self._check_zeros()
-        if condition.broker_open:
+        if rules.condition.broker_open:
             self._check_segments()
+        return whole
 
+    def _note_times(self) -> None:
+        """Note what store times say of the clocks of writers."""
         if self.times_back:
-            report.note(
+            self.report.note(
                 f"store times go back at {len(self.times_back)} records, first at {self.times_back[0]}: "
                 "a clock was set back. A search by time there may miss messages if it was set back by more than 10 s"
             )
 
         ahead_s = (self.last_time_ms - self.files.disk.time_ns() // 1_000_000) // 1000
         if ahead_s > MOST_AHEAD_MS // 1000:
-            report.note(
+            self.report.note(
                 f"a record was stored at {self.last_time_ms}, which is {ahead_s} s ahead of this machine's clock: "
                 "the clock of the writer or of this machine is, or was, wrong"
             )
-
-        self.queues.finish(all_units=rules.all_units and whole, zeros_behind=rules.zeros_behind and whole)
-        self.index.finish()
-        small_files.check(rules, self.last_time_ms if whole and not self.queues.gap else None)
-        return report.ok or rules.hold(files) or not self.at_rest
 
     def _load(self) -> bool:
         """Read the folders; False if there is no log to check."""

@@ -409,35 +409,48 @@ class QueueRuns:
             self._take_odd(key, expected, offsets, rows.physical_offsets[numbers], rows.store_timestamps_ms[numbers])
 
     def _expected(self, key: Key, first: int, at: int) -> int:
-        expected = self.next_offsets.get(key, self.known.get(key))
-        if expected is not None:
-            return expected
-
+        """The number that the next record of a queue should have; its own, `first`, if nothing says otherwise."""
+        known = self.next_offsets.get(key, self.known.get(key))
+        if known is not None:
+            return known
         if not self.units:
             return first
+        if self.start <= self.files.commit_log.min_offset:
+            return self._expected_in_whole_log(key, first, at)
+
+        expected = self._end_of_units(key)
+        if first == expected or (not self.own and self._points(key, expected, at)):
+            return expected
+        if self._has_all_units(key, first, expected):
+            return expected
+        self.doubtful.add(key)
+        return first
+
+    def _expected_in_whole_log(self, key: Key, first: int, at: int) -> int:
+        """As `_expected`, for the first record of a queue in the log: retention may have deleted any number before it.
+
+        Only a broker gives a record another number than its unit.
+        """
         queue = self.files.queue(*key)
-        whole = self.start <= self.files.commit_log.min_offset
-        if whole and queue.offsets and not queue.first_file_queue_offset <= first <= queue.end_file_queue_offset:
+        if queue.offsets and not queue.first_file_queue_offset <= first <= queue.end_file_queue_offset:
             self.remade.add(key)  # a broker that died in a deletion has unlinked the first files, and not the others
             return first
-        if whole and self.own:
-            return first
-
-        expected = queue.search_physical(self.start) if queue.offsets else 0
-        if first == expected or (not self.own and self._unit(key, expected) == at):
-            return expected
-
-        if whole:
-            return first
         if self.own:
-            sure = first < expected and self._is_unit_of(key, first)
-        else:
-            before = self._number_of(key, expected - 1)
-            sure = before is not None and (first < expected or first == before + 1)
+            return first
+        expected = self._end_of_units(key)
+        return expected if first != expected and self._points(key, expected, at) else first
 
-        if not sure:
-            self.doubtful.add(key)
-        return expected if sure else first
+    def _end_of_units(self, key: Key) -> int:
+        """The number after the last unit of a queue that points below the start."""
+        queue = self.files.queue(*key)
+        return queue.search_physical(self.start) if queue.offsets else 0
+
+    def _has_all_units(self, key: Key, first: int, expected: int) -> bool:
+        """Whether the units of a queue below the start are sound up to `expected`, although the record says `first`."""
+        if self.own:
+            return first < expected and self._is_unit_of(key, first)
+        before = self._number_of(key, expected - 1)
+        return before is not None and (first < expected or first == before + 1)
 
     def _take_odd(
         self,

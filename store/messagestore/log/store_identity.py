@@ -107,23 +107,12 @@ def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
 def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool) -> Established:
     """Establish the identity without `store.json` and without a journal that has a copy of it."""
     config = sizes_of_files(disk, paths, config)
-    notes: list[str] = []
-    whole = True
 
     with contextlib.closing(StoreFiles(paths, config, None, disk)) as files:
         files.commit_log.load()
         token = re.fullmatch(f"{ABORT_WORD} ([0-9a-f]{{32}})", files.read_abort() or "")
         left = disk.exists(paths.state) or disk.exists(paths.journal)
-        ids: set[str] = set()
-        if files.commit_log.offsets:
-            if files.read_abort() is None and not accept_loss:
-                _refuse_lost_end(files)
-            queues = list_queues(disk, paths.root)[0]
-            if token or left or not queues or BATCH_TOPIC in queues:
-                ids = {batch.store_id for batch in all_batches(files, _end_of_log(files))}
-            else:
-                ids, note = _search(files)
-                whole, notes = not note, [note] if note else []
+        ids, not_searched = _ids_in_log(files, was_here=bool(token or left), accept_loss=accept_loss)
 
     first = not (token or left or ids)
     store_id = token[1] if token and left else ""
@@ -133,13 +122,31 @@ def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: b
     _check_index(files, rebuild=not first)
     write_identity(disk, paths, identity)
 
+    notes = [not_searched] if not_searched else []
     if first:
-        return Established(identity, notes, first=True, searched_whole=whole)
-    if store_id:
-        note = f"{paths.identity} was missing and was rebuilt with the id in `abort`, {store_id}"
-    else:
-        note = f"{paths.identity} was missing and was rebuilt: {_new_id_words(identity)}"
-    return Established(identity, [note, *notes])
+        return Established(identity, notes, first=True, searched_whole=not not_searched)
+    how = f" with the id in `abort`, {store_id}" if store_id else f": {_new_id_words(identity)}"
+    return Established(identity, [f"{paths.identity} was missing and was rebuilt{how}", *notes])
+
+
+def _ids_in_log(files: StoreFiles, *, was_here: bool, accept_loss: bool) -> tuple[set[str], str]:
+    """Return the store ids of the BATCH records in the log, and a note as `_search` does.
+
+    `was_here` says that other files prove that this project has written here.
+
+    Raises
+    ------
+    CorruptionError
+        A BATCH record is damaged, or the end of the log is lost.
+    """
+    if not files.commit_log.offsets:
+        return set(), ""
+    if files.read_abort() is None and not accept_loss:
+        _refuse_lost_end(files)
+    queues = list_queues(files.disk, files.paths.root)[0]
+    if was_here or not queues or BATCH_TOPIC in queues:
+        return {batch.store_id for batch in all_batches(files, _end_of_log(files))}, ""
+    return _search(files)
 
 
 def _refuse_lost_end(files: StoreFiles) -> None:
