@@ -158,8 +158,7 @@ class MessageStore(ReadOnlyStore):
             self._puts = Puts(self._attached, self._session.writer)
             self._followers: list[LogFollower] = []
             self.report: RecoveryReport | None = self._attached.report
-            super().__init__(None)  # type: ignore[arg-type] # the view is made when first asked for
-            self._statistics = self._attached.statistics
+            super().__init__(None, self._attached.statistics)
             self._closed = False
         except BaseException:  # of a signal handler
             self._attached.close_session(self._session)

@@ -76,10 +76,11 @@ class ReadOnlyStore:
     [{'queue_offset': 1, 'tags': 'AA'}, {'queue_offset': 2, 'tags': 'B6'}]
     """
 
-    def __init__(self, view: StoreView) -> None:
-        self._view: StoreView | None = view
+    def __init__(self, view: StoreView | None, statistics: Statistics | None = None) -> None:
+        self._view = view
+        """None: the store is closed. `MessageStore` makes the view when it is first needed."""
         self._halves: OpenHalves | None = None
-        self._statistics = Statistics()
+        self._statistics = statistics or Statistics()
 
     @property
     def view(self) -> StoreView:
