@@ -28,7 +28,7 @@ def quick_looks(real: Any) -> Any:
 
 def from_the_file(numbers: QueueNumbers, key: tuple[str, int]) -> None:
     """The writer trusts the queue's file."""
-    files = numbers._writer.files
+    files = numbers._files
     numbers.sealed_ends().ask(key, files.queue(*key).end())
 
 

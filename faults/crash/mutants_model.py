@@ -57,9 +57,9 @@ def _from_the_end(real: Any) -> Any:
 
     def next_offset(numbers: QueueNumbers, topic: str, queue_id: int) -> int:
         offset: int = real(numbers, topic, queue_id)
-        files = numbers._writer.files
+        files = numbers._files
         queue = files.queue(topic, queue_id)
-        if offset and queue.search_physical(files.commit_log.min_offset) >= offset and not numbers._writer.pending:
+        if offset and queue.search_physical(files.commit_log.min_offset) >= offset and not numbers._standing.pending:
             numbers.known[topic, queue_id] = 0
             return 0
         return offset

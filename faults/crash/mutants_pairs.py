@@ -60,7 +60,7 @@ def poisoned_by_no_room(real: Any) -> Any:
         try:
             real(clean, closing=closing)
         except StoreFullError as error:
-            raise clean._writer.poison(f"the clean end could not be made durable ({error})") from error
+            raise clean._standing.poison(f"the clean end could not be made durable ({error})") from error
 
     return move
 

@@ -189,7 +189,7 @@ def says_committed(real: Any) -> Any:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("puts are dispatched before they are committed", lambda: mock.patch.object(PoolDrain, "end", property(lambda drain: drain._writer.end.physical_offset)), "a reader beside", named(nothing_is_committed)),
+    Mutant("puts are dispatched before they are committed", lambda: mock.patch.object(PoolDrain, "end", property(lambda drain: drain._standing.end.physical_offset)), "a reader beside", named(nothing_is_committed)),
     Mutant("a batch does not wait for the pool", patched(LogWriter, "finish", without_drain), "kills", kills("puts in a pool")),
     Mutant("the end of a process forgets the pool", patched(AttachedStore, "_make_durable", closed_without_drain), "the end of a process", named(an_end)),
     Mutant("a close that finds no room gives the pool up", without(AttachedStore, "empty_pool"), "two closes", named(a_close_without_room)),

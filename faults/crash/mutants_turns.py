@@ -13,7 +13,7 @@ from messagestore.writer.log_writer import LogWriter
 
 def knows_its_own_queues(real: Any) -> Any:
     def write(clean: CleanEnd, end: LogEnd) -> None:
-        clean._writer.files.others_named = False
+        clean._files.others_named = False
         real(clean, end)
 
     return write

@@ -219,7 +219,7 @@ def our_clock() -> Iterator[list[int]]:
     """The store time of what we append: the number in the list, but never below the last one."""
     now = [T0_MS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StoreClock, "put_ms", lambda clock: max(clock._writer.end.last_store_timestamp_ms, now[0]))
+        patch.setattr(StoreClock, "put_ms", lambda clock: max(clock._standing.end.last_store_timestamp_ms, now[0]))
         yield now
 
 

@@ -36,13 +36,14 @@ class CleanEnd:
 
     Parameters
     ----------
-    writer : Standing
+    standing : Standing
     numbers : QueueNumbers
         The object that knows where the queues end.
     """
 
-    def __init__(self, writer: Standing, numbers: QueueNumbers) -> None:
-        self._writer = writer
+    def __init__(self, standing: Standing, numbers: QueueNumbers) -> None:
+        self._standing = standing
+        self._files, self._log = standing.files, standing.log
         self._numbers = numbers
         self.moved_s = time.monotonic()
         self._again_s: float | None = None
@@ -54,25 +55,25 @@ class CleanEnd:
         The clean end saves the next recovery some work, and nothing that was acknowledged depends on it. So if the disk
         has no room for these few bytes, the clean end stays where it is, and is tried again a moment later.
         """
-        with self._writer.mutex:
+        with self._standing.mutex:
             self._maybe_move()
 
     def is_due(self) -> bool:
         """Whether it is time to move the clean end: after an interval, after 1 GiB, or at a new segment."""
-        clean, visible, again_s = self._writer.state.clean_end, self._writer.state.visible_end, self._again_s
+        clean, visible, again_s = self._standing.state.clean_end, self._standing.state.visible_end, self._again_s
         now_s = time.monotonic()
-        if self._writer.turn is not Turn.HELD:
+        if self._standing.turn is not Turn.HELD:
             return False
         if again_s is not None:
             return now_s >= again_s
         if clean == visible:
             return False
-        due = now_s - self.moved_s >= self._writer.files.config.clean_interval_s
-        rolled = self._writer.log.segment_of(visible) != self._writer.log.segment_of(clean)
+        due = now_s - self.moved_s >= self._files.config.clean_interval_s
+        rolled = self._log.segment_of(visible) != self._log.segment_of(clean)
         return due or rolled or visible - clean >= CLEAN_SIZE
 
     def _maybe_move(self) -> None:
-        if self._writer.pending or not self.is_due():
+        if self._standing.pending or not self.is_due():
             return
         again_s = self._again_s
         try:
@@ -94,39 +95,39 @@ class CleanEnd:
         StorePoisonedError
             A sync failed.
         """
-        self._writer.check_usable()
-        if self._writer.pending:
+        self._standing.check_usable()
+        if self._standing.pending:
             raise AssertionError("the clean end moves only when everything is published")
 
-        end = self._writer.end
+        end = self._standing.end
         try:
-            self._writer.sync_to_end()
+            self._standing.sync_log(end.physical_offset)
             self._numbers.seal_asked()
-            with sync_errors(self._writer.files.paths.root):
-                self._writer.files.sync_derived()
+            with sync_errors(self._files.paths.root):
+                self._files.sync_derived()
             self._write_clean_end(end, closing=closing)
         except StoreFullError as error:
             synced = f"everything up to {end.physical_offset} is synced"
             text = f"the disk has no room to note that {synced} ({error}). {synced.capitalize()}, and nothing is lost"
-            raise self._writer.no_room(text, error) from error
+            raise self._standing.no_room(text, error) from error
         except OSError as error:
-            raise self._writer.poison(f"the clean end could not be made durable ({error})") from error
+            raise self._standing.poison(f"the clean end could not be made durable ({error})") from error
 
-        self._writer.log.forget_written(end.physical_offset)
+        self._log.forget_written(end.physical_offset)
         self.moved_s, self._again_s = time.monotonic(), None
 
     def _write_clean_end(self, end: LogEnd, *, closing: bool) -> None:
-        data = self._writer.log.exact(end.last_position, end.last_size) if end.last_size else b""
-        flags = (self._writer.state.flags & ~STATE_ASYNC) | (STATE_CLEAN if closing else 0)
-        self._writer.write_state(
+        data = self._log.exact(end.last_position, end.last_size) if end.last_size else b""
+        flags = (self._standing.state.flags & ~STATE_ASYNC) | (STATE_CLEAN if closing else 0)
+        self._standing.write_state(
             clean_end=end.physical_offset,
             anchor_position=end.last_position,
             anchor_size=end.last_size,
             anchor_crc=record.crc32(data),
             flags=flags,
         )
-        with sync_errors(self._writer.files.paths.state):
-            self._writer.files.state_file.sync()
+        with sync_errors(self._files.paths.state):
+            self._files.state_file.sync()
         self._write_checkpoint(end)
         self._write_journal(end)
 
@@ -134,7 +135,7 @@ class CleanEnd:
         self._numbers.write_ends()
 
     def _write_journal(self, end: LogEnd) -> None:
-        files, journal = self._writer.files, self._writer.journal
+        files, journal = self._files, self._standing.journal
         journal.end = end.physical_offset
         if files.identity is not None:
             journal.identity = files.identity.to_fields()
@@ -157,7 +158,7 @@ class CleanEnd:
         files.others_named = False
 
     def _write_checkpoint(self, end: LogEnd) -> None:
-        files = self._writer.files
+        files = self._files
         old = store_checkpoint.read(files.disk, files.paths.checkpoint)
         index_ms = old.index_timestamp_ms
         if files.index is not None:  # below all future times: a broker keeps an index file that ends at this time
@@ -170,5 +171,5 @@ class CleanEnd:
             index_timestamp_ms=index_ms,
             confirm_physical_offset=end.last_position,
         )
-        self._writer.journal.checkpoint_crc = record.crc32(new.to_bytes())
+        self._standing.journal.checkpoint_crc = record.crc32(new.to_bytes())
         store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))

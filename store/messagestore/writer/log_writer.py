@@ -90,6 +90,8 @@ class LogWriter(Standing):
 
     def __init__(self, files: StoreFiles, state: State, end: LogEnd, journal: BatchJournal) -> None:
         super().__init__(files, state, end, journal)
+
+        # They use this object as the `Standing` that it is from here on.
         self.numbers = QueueNumbers(self)
         self.clean_end = CleanEnd(self, self.numbers)
         self.clock = StoreClock(self)
@@ -226,8 +228,7 @@ class LogWriter(Standing):
                     self.numbers.known[topic, queue_id] = queue_offset + 1
 
                 end = (physical_offset + size, physical_offset, size, now)
-                self.end = tuple.__new__(LogEnd, end)  # takes half as long as a call of the class
-                self.count(topic, 1, size)
+                self.appended(tuple.__new__(LogEnd, end), topic, 1, size)  # at half the cost of a call of the class
         except BaseException as error:
             outcome = repr(error)
             raise
@@ -265,8 +266,8 @@ class LogWriter(Standing):
 
                 self.pending.append(replace(rows, data=NO_DATA))
                 end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now)
-                self.appended(end, {(topic, queue_id): queue_offset + rows.row_count})
-                self.count(topic, rows.row_count, size)
+                self.numbers.known[topic, queue_id] = queue_offset + rows.row_count
+                self.appended(end, topic, rows.row_count, size)
         except BaseException as error:
             outcome = repr(error)
             raise
@@ -334,18 +335,17 @@ class LogWriter(Standing):
         if changed:
             self.clean_end.moved_s = -math.inf  # the journal, which has a copy of the file, is to be written soon
 
-    def count(self, topic: str, messages: int, size: int) -> None:
-        """Count messages that are in the log. Call it under the mutex."""
+    def appended(self, end: LogEnd, topic: str, messages: int, size: int) -> None:
+        """Note where the log ends after an append, and count the messages of a topic in it. Call it under the mutex.
+
+        The log's end moves only here and in `others_appended`.
+        """
+        self.end = end
         total = self.topics_put.get(topic)
         if total is None:
             total = self.topics_put[topic] = [0, 0]
         total[0] += messages
         total[1] += size
-
-    def appended(self, end: LogEnd, next_offsets: dict[tuple[str, int], int]) -> None:
-        """Note where the log ends after an append, and which numbers its queues get next."""
-        self.numbers.known.update(next_offsets)
-        self.end = end
 
     def others_appended(self, end: LogEnd, state: State) -> None:
         """Note where the log ends after others have appended; queues are looked at again before their next number."""
@@ -415,7 +415,7 @@ class LogWriter(Standing):
     def sync_to_end(self) -> None:
         """Write and sync everything up to the log's end; a failure poisons the writer. Call under the mutex."""
         self.pool_drain.run()
-        super().sync_to_end()
+        self.sync_log(self.end.physical_offset)
 
     def group_sync(self) -> int:
         """Sync everything written so far for all callers that wait, without blocking appends; then publish it.

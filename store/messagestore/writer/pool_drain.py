@@ -17,7 +17,7 @@ class PoolDrain:
 
     Parameters
     ----------
-    writer : Standing
+    standing : Standing
 
     Attributes
     ----------
@@ -25,15 +25,15 @@ class PoolDrain:
         The disk had no room at the last try.
     """
 
-    def __init__(self, writer: Standing) -> None:
-        self._writer = writer
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
         self.is_stuck = False
 
     @property
     def end(self) -> int:
         """Up to where the log is in its files. Call under the mutex, or take it for a hint."""
-        pool = self._writer.pool
-        return self._writer.end.physical_offset if pool is None or pool.begin >= pool.end else pool.begin
+        pool = self._standing.pool
+        return self._standing.end.physical_offset if pool is None or pool.begin >= pool.end else pool.begin
 
     def run(self, end: int | None = None) -> None:
         """Write the puts in the TransientStorePool that end at or below `end` to the log's files.
@@ -47,20 +47,20 @@ class PoolDrain:
         StorePoisonedError
             The write failed.
         """
-        pool = self._writer.pool
+        pool = self._standing.pool
         if pool is None or not pool.undrained:
             return
-        with self._writer.mutex:
-            self._writer.check_usable()
-            self._writer.check_locks(often=True)
+        with self._standing.mutex:
+            self._standing.check_usable()
+            self._standing.check_locks(often=True)
         end = pool.end if end is None else end
         try:
             while not pool.drain(end, create=False):
-                with self._writer.mutex, self._writer.unbroken("a segment was being created"):
+                with self._standing.mutex, self._standing.unbroken("a segment was being created"):
                     pool.drain(end, create=True)  # whoever syncs the log holds the mutex, and must not miss its name
         except StoreFullError as error:
             self.is_stuck = True
-            full = self._writer.no_room(
+            full = self._standing.no_room(
                 f"the disk has no room for {pool.undrained} bytes of the TransientStorePool ({error}). They "
                 "are only in this process's memory: they are written when there is room, also by another close, and "
                 "lost if the process ends before. Nothing more was appended",
@@ -69,7 +69,7 @@ class PoolDrain:
             note_statuses(full, PutMessageStatus.SERVICE_NOT_AVAILABLE, None)
             raise full from error
         except OSError as error:
-            self._writer.stop(f"the TransientStorePool could not be drained ({error})")
-            with self._writer.mutex:
-                raise self._writer.poison(self._writer.poison_reason) from error
+            self._standing.stop(f"the TransientStorePool could not be drained ({error})")
+            with self._standing.mutex:
+                raise self._standing.poison(self._standing.poison_reason) from error
         self.is_stuck = False

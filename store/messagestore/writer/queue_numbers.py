@@ -47,11 +47,12 @@ class QueueNumbers:
 
     Parameters
     ----------
-    writer : Standing
+    standing : Standing
     """
 
-    def __init__(self, writer: Standing) -> None:
-        self._writer = writer
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._files = standing.files
         self.known: dict[tuple[str, int], int] = {}
         """The next queue offset of each queue that was checked."""
         self._most_read: dict[tuple[str, int], int] | None = None
@@ -72,15 +73,13 @@ class QueueNumbers:
     def _checked_end(self, topic: str, queue_id: int) -> int:
         """The end of a queue as the log proves it; units that a crashed broker left after the end are zeroed."""
         key = (topic, queue_id)
-        self._writer.files.disk.check_folders(
-            f"{queue_directory(self._writer.files.paths.root, topic, queue_id)}/{'0' * 20}"
-        )
+        self._files.disk.check_folders(f"{queue_directory(self._files.paths.root, topic, queue_id)}/{'0' * 20}")
         self._check_sound(key)
 
-        queue = self._writer.files.queue(topic, queue_id)
-        if not queue.offsets and self._writer.journal.had_queue(topic, queue_id):
+        queue = self._files.queue(topic, queue_id)
+        if not queue.offsets and self._standing.journal.had_queue(topic, queue_id):
             folder = queue.directory
-            if not self._writer.files.disk.is_folder(folder):
+            if not self._files.disk.is_folder(folder):
                 raise CorruptionError(
                     folder,
                     0,
@@ -94,7 +93,7 @@ class QueueNumbers:
         offset = (
             sealed_end
             if sealed_end is not None
-            else proven_queue_end(self._writer.files, topic, queue_id, self._writer.end.physical_offset, crc=False)
+            else proven_queue_end(self._files, topic, queue_id, self._standing.end.physical_offset, crc=False)
         )
 
         if queue.end(hint=offset) > offset:
@@ -104,7 +103,7 @@ class QueueNumbers:
 
     def _lower_groups(self, topic: str, queue_id: int, end: int) -> None:
         """Lower what consumer groups have read of a queue to what it has, before its numbers are given again."""
-        files = self._writer.files
+        files = self._files
         root = files.paths.root
         if self._most_read is None:
             try:
@@ -132,17 +131,17 @@ class QueueNumbers:
 
     def sealed_ends(self) -> SealedEnds:
         """The ends of the queues in what has been dispatched, as far as they are known."""
-        files = self._writer.files
+        files = self._files
         if files.ends is None:
-            files.ends = sealed_at(files, self._writer.state.clean_end, self._writer.state.visible_end)
+            files.ends = sealed_at(files, self._standing.state.clean_end, self._standing.state.visible_end)
             if not files.ends.anchor.size:
                 self._check_unsealed()
         return files.ends
 
     def _check_unsealed(self) -> None:
         """Rebuild damaged queues that no seal covers, because `spark/ends` is lost or a broker wrote last."""
-        files, faults = self._writer.files, {}
-        for key in short_queues(files, self._writer.state.visible_end):
+        files, faults = self._files, {}
+        for key in short_queues(files, self._standing.state.visible_end):
             faults[key] = _no_unit(files, key)
         if faults:
             self.make_sound(faults)
@@ -157,15 +156,15 @@ class QueueNumbers:
         StorePoisonedError
             A sync failed.
         """
-        files, ends = self._writer.files, self.sealed_ends()
+        files, ends = self._files, self.sealed_ends()
         first = next(iter(faults.values()))
 
         try:
-            rebuild(files, faults, self._writer.state.visible_end)
+            rebuild(files, faults, self._standing.state.visible_end)
             for key in faults:
                 keep_number(files, ends, key)
         except OSError as error:
-            raise self._writer.poison(f"queues could not be rebuilt ({error})") from error
+            raise self._standing.poison(f"queues could not be rebuilt ({error})") from error
 
         for key in faults:
             fault = fault_of(files, ends, key)
@@ -192,12 +191,12 @@ class QueueNumbers:
     def _check_sound(self, key: tuple[str, int]) -> None:
         """Check a queue's last unit. If it is missing, check all queues, and rebuild those that are damaged."""
         ends = self.sealed_ends()
-        fault = fault_of(self._writer.files, ends, key)
+        fault = fault_of(self._files, ends, key)
         if fault is None:
             return
         faults = {key: fault}
         for other in {*ends.seals, *ends.unsealed}:
-            its_fault = fault_of(self._writer.files, ends, other, thorough=True)
+            its_fault = fault_of(self._files, ends, other, thorough=True)
             if its_fault is not None:
                 faults.setdefault(other, its_fault)
         self.make_sound(faults)
@@ -213,9 +212,9 @@ class QueueNumbers:
         CorruptionError
             The log does not contain what a queue had.
         """
-        with self._writer.mutex:
-            self._writer.check_usable()
-            files, ends = self._writer.files, self.sealed_ends()
+        with self._standing.mutex:
+            self._standing.check_usable()
+            files, ends = self._files, self.sealed_ends()
             with_folder = {(t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids}
             unknown = with_folder - ends.seals.keys() - ends.unsealed.keys()
 
@@ -227,7 +226,8 @@ class QueueNumbers:
             without_crc = {key for key, seal in ends.seals.items() if is_without_crc(files, key, seal)}
             for key in unknown | without_crc:
                 ends.ask(key)
-            if (unknown or without_crc or faults) and self._writer.state.clean_end == self._writer.state.visible_end:
+            state = self._standing.state
+            if (unknown or without_crc or faults) and state.clean_end == state.visible_end:
                 self.seal_asked()
                 self.write_ends()
             return line
@@ -236,16 +236,16 @@ class QueueNumbers:
         """The faults of the queues: of those with seals, of those about which nothing is known, and of those in the
         journal that have no folder.
         """
-        files, ends = self._writer.files, self.sealed_ends()
+        files, ends = self._files, self.sealed_ends()
         checked = {key: fault_of(files, ends, key, thorough=True) for key in {*ends.seals, *ends.unsealed}}
         faults = {key: fault for key, fault in checked.items() if fault is not None}
 
         if unknown:
-            end = self._writer.state.visible_end
+            end = self._standing.state.visible_end
             for key in without_last_unit(files, files.commit_log.min_offset, end, unknown):
                 faults[key] = _no_unit(files, key)
 
-        for topic, ranges in (self._writer.journal.queues or {}).items():
+        for topic, ranges in (self._standing.journal.queues or {}).items():
             for key in ((topic, queue_id) for first, last in ranges for queue_id in range(first, last + 1)):
                 if key not in with_folder and key not in faults:
                     directory = files.queue(*key).directory
@@ -254,8 +254,8 @@ class QueueNumbers:
 
     def seal_asked(self) -> None:
         """Seal the queues that were not written through this object, by the last units in their files."""
-        files, ends = self._writer.files, self.sealed_ends()
-        limit = self._writer.state.visible_end
+        files, ends = self._files, self.sealed_ends()
+        limit = self._standing.state.visible_end
         for last_try in (False, True):
             missing = []
             for key in list(ends.unsealed):
@@ -272,7 +272,7 @@ class QueueNumbers:
 
     def write_ends(self) -> None:
         """Write to `spark/ends` where the queues end at the clean end."""
-        state, files = self._writer.state, self._writer.files
+        state, files = self._standing.state, self._files
         via, anchor = files.paths.temporary("ends"), Anchor.of(state)
         self.sealed_ends().write(files.disk, files.paths.ends, via, state.clean_end, anchor)
 

@@ -346,10 +346,6 @@ class Standing:
         if state.asynchronous and state.known_flushed_end < min(end, state.visible_end) and self.turn is Turn.HELD:
             self.write_state(known_flushed_end=end)
 
-    def sync_to_end(self) -> None:
-        """Make everything up to the log's end durable; a failure poisons the writer. Call under the mutex."""
-        self.sync_log(self.end.physical_offset)
-
     def sync_log(self, end: int, *, segment: int | None = None) -> None:
         """Sync what was written below `end`; with `segment`, sync that one segment only.
 

@@ -29,15 +29,16 @@ class StoreClock:
 
     Parameters
     ----------
-    writer : Standing
+    standing : Standing
 
     Attributes
     ----------
     put_times : PutTimes
     """
 
-    def __init__(self, writer: Standing) -> None:
-        self._writer = writer
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._files, self._log = standing.files, standing.log
         self.put_times = PutTimes()
 
     def read_ms(self) -> int:
@@ -50,19 +51,19 @@ class StoreClock:
 
     def put_ms(self) -> int:
         """The store time of the next record. The writer calls this before the first byte of an append."""
-        now_ms, last_ms = self._read_ms(put=True), self._writer.end.last_store_timestamp_ms
+        now_ms, last_ms = self._read_ms(put=True), self._standing.end.last_store_timestamp_ms
         if now_ms < last_ms:
             self._go_back_to(now_ms, last_ms)
         return now_ms
 
     def _read_ms(self, *, put: bool) -> int:
-        disk, end = self._writer.files.disk, self._writer.end
+        disk, end = self._files.disk, self._standing.end
         now_ms, last_ms = disk.time_ns() // 1_000_000, end.last_store_timestamp_ms
         if now_ms >= last_ms or (last_ms - now_ms > MOST_AHEAD_MS and now_ms >= CLOCK_IS_SET_MS):
             if self.put_times.behind:
                 self.put_times.caught_up(disk.uptime_ns() // 1_000_000, end.physical_offset)
             return now_ms
-        until_ms = last_ms + self._writer.log.delay_levels.longest_ms
+        until_ms = last_ms + self._log.delay_levels.longest_ms
         self.put_times.note(disk.uptime_ns() // 1_000_000, end.physical_offset, until_ms, put=put)
         return last_ms
 
@@ -72,7 +73,7 @@ class StoreClock:
         A broker that recovers trusts its queues below the newest segment that begins before the checkpoint's times.
         Future segments would begin before these times although they are not synced.
         """
-        files, path = self._writer.files, self._writer.files.paths.checkpoint
+        files, path = self._files, self._files.paths.checkpoint
         old = store_checkpoint.read(files.disk, path)
         times = ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms")
         lower = {name: min(getattr(old, name), now_ms - 1) for name in times}
@@ -84,7 +85,7 @@ class StoreClock:
         except StoreFullError:
             raise
         except OSError as error:
-            raise self._writer.poison(f"the store checkpoint could not be written ({error})") from error
+            raise self._standing.poison(f"the store checkpoint could not be written ({error})") from error
 
         _log.warning(
             "%s: the last store time, %d, is %d s ahead of this machine's clock. Store times go back to now, and a "
@@ -96,16 +97,16 @@ class StoreClock:
 
     def load(self) -> None:
         """Take over what other processes know of the times of puts. Call it under the mutex."""
-        files = self._writer.files
+        files = self._files
         try:
-            self.put_times.load(files.disk, files.paths.put_times, self._writer.end.physical_offset)
+            self.put_times.load(files.disk, files.paths.put_times, self._standing.end.physical_offset)
         except CorruptionError as error:
             _log.warning("%s", error)
         self.save()
 
     def save(self) -> None:
         """Let the next process know when records were put, if the clock was set back."""
-        files = self._writer.files
+        files = self._files
         try:
             self.put_times.save(
                 files.disk, files.paths.put_times, self.read_ms(), via=files.paths.temporary("put-times.json")

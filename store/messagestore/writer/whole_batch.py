@@ -130,7 +130,7 @@ def append(writer: LogWriter, plan: PlannedBatch) -> int:
     # From here on, a failure is not undone: the seal may be in the log, and recovery finishes what it begins.
     with writer.unbroken("a batch could not be published", failures=True):
         _seal(writer, plan, head)
-        _count(writer, plan)
+        _note_end(writer, plan, timestamp_ms)
         _publish(writer, plan, timestamp_ms)
     return timestamp_ms
 
@@ -200,14 +200,15 @@ def _seal(writer: LogWriter, plan: PlannedBatch, head: bytes) -> None:
     writer.check_segments(start, plan.batch.end)
 
 
-def _count(writer: LogWriter, plan: PlannedBatch) -> None:
-    """Count the messages of a batch. It is in the log now, even if it cannot be published."""
+def _note_end(writer: LogWriter, plan: PlannedBatch, timestamp_ms: int) -> None:
+    """Note that the log ends with the batch, and count its messages: it is there, even if it cannot be published."""
+    end = LogEnd(plan.batch.end, *plan.last_record, timestamp_ms)
     messages: Counter[str] = Counter()
     for (topic, _), count in plan.counts.items():
         messages[topic] += count
     for topic, count in messages.items():
-        writer.count(topic, count, plan.sizes[topic])
-    writer.count(BATCH_TOPIC, 1, plan.size)
+        writer.appended(end, topic, count, plan.sizes[topic])
+    writer.appended(end, BATCH_TOPIC, 1, plan.size)
 
 
 def _publish(writer: LogWriter, plan: PlannedBatch, timestamp_ms: int) -> None:
@@ -223,8 +224,8 @@ def _publish(writer: LogWriter, plan: PlannedBatch, timestamp_ms: int) -> None:
 
     writer.dispatch_or_poison(dispatch, batch.physical_offset)
     next_offsets = {key: plan.first_offsets[key] + count for key, count in plan.counts.items()}
-    next_offsets[BATCH_TOPIC, 0] = batch.queue_offset + 1
-    writer.appended(LogEnd(batch.end, *plan.last_record, timestamp_ms), next_offsets)
+    writer.numbers.known.update(next_offsets)
+    writer.numbers.known[BATCH_TOPIC, 0] = batch.queue_offset + 1
     writer.write_state(visible_end=batch.end, in_flight=NOTHING_IN_FLIGHT)
     if batch.flush_disk_type == SYNC_FLUSH:
         writer.note_flushed(batch.end)
