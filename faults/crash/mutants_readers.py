@@ -19,10 +19,10 @@ from messagestore.errors import ChecksumError, OffsetOutOfRangeError
 from messagestore.files.state import State
 from messagestore.format.layout import PROPERTY_CRC_SIZE
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
-from messagestore.read import proven_tail, queue_ends, view
+from messagestore.read import proven_tail, query, queue_ends
 from messagestore.read.proven_tail import _Chain
 from messagestore.read.queue_ends import QueueEnds
-from messagestore.read.sight import Units, UpTo
+from messagestore.read.sight import Sights, Units, UpTo
 from messagestore.read.view import StoreView
 from messagestore.spi.local import LocalReader
 from messagestore.writer.standing import Standing
@@ -76,9 +76,9 @@ def numbers_are_not_compared(real: Any) -> Any:
 
 
 def visible_in_another_boot(real: Any) -> Any:
-    def sight(view: StoreView, state: State, **how: Any) -> UpTo:
-        real(view, state, **how)
-        return UpTo(view.files, state.visible_end, view._seals_of(state))
+    def sight(sights: Sights, state: State, now: Any, **how: Any) -> UpTo:
+        real(sights, state, now, **how)
+        return sights.up_to(state, state.visible_end)
 
     return sight
 
@@ -124,7 +124,7 @@ def times_that_go_back(ground: Ground) -> Iterator[Verdict]:
         broker.put("t", b"%d" % number, store_ms=times[-1])
     reader = StoreView(root, ROOMY)
     for time_ms in times:
-        found = reader.offset_behind_time("t", 0, time_ms - 1)
+        found = query.offset_behind_time(reader, "t", 0, time_ms - 1)
         if found != next(number for number, each in enumerate(times) if each >= time_ms):
             verdict.misread.append(f"a search for {time_ms} finds message {found}")
     reader.close()
@@ -158,14 +158,14 @@ MUTANTS = (
     Mutant("the log is followed without a look at queue offsets", patched(queue_ends._Walk, "_take", numbers_are_not_compared), "a topic made again", story(surprises.ends_over_a_topic_made_again)),
     Mutant("where a queue's last message lies is not remembered", without(QueueEnds, "_place", (-1, 0)), "a topic made again", story(surprises.made_again_as_long)),
     Mutant("tasks read whatever is there", without(LocalReader, "_check_planned"), "a restored backup", story(surprises.restored_before_the_tasks)),
-    Mutant("a reader takes the visible end of another boot", patched(StoreView, "_unrecovered", visible_in_another_boot), "power cuts", power_cuts(*_ASYNC)),
+    Mutant("a reader takes the visible end of another boot", patched(Sights, "_unrecovered", visible_in_another_boot), "power cuts", power_cuts(*_ASYNC)),
     Mutant("a reader of another boot stays at the clean end", patched(_Chain, "run", clean_end_only), "power cuts", power_cuts("batches", "roll-over")),
     Mutant("what was written counts as flushed", patched(Standing, "changed_state", flushed_as_soon_as_written), "power cuts", power_cuts(*_ASYNC, "async puts")),
-    Mutant("a reader stays at the visible end of a killed writer", without(StoreView, "_was_killed", result=False), "a kill", story(surprises.puts_before_a_kill)),
+    Mutant("a reader stays at the visible end of a killed writer", without(Sights, "_was_killed", result=False), "a kill", story(surprises.puts_before_a_kill)),
     Mutant("a reader shows the put in whose middle a writer was killed", patched(proven_tail, "whole_rows", every_row_is_whole), "a kill", story(surprises.puts_before_a_kill)),
     Mutant("a reader does not compare the log with what state says", without(StoreView, "_check_segments"), "a copy of a part", story(surprises.a_segment_that_was_not_copied)),
     Mutant("a reader does not look at units behind the last segment", without(Units, "_check_unit_behind"), "a copy of a part", story(surprises.a_segment_that_was_not_copied)),
     Mutant("the kernel does not look at the name of the property CRC", planted("decode.c", " || crc_name_is_damaged(p, &f)", ""), "flips: the name of the CRC", a_name_with_a_flipped_bit),
-    Mutant("a search by time trusts a broker's clock", lambda: mock.patch.object(view, "_SET_BACK_MS", 0), "a clock", times_that_go_back),
+    Mutant("a search by time trusts a broker's clock", lambda: mock.patch.object(query, "_SET_BACK_MS", 0), "a clock", times_that_go_back),
     Mutant("any batch proves what is below it, whatever its CRCs say", patched(_Chain, "_take_batch", every_batch_proves), "a torn body", story(surprises.a_body_torn_by_a_power_cut)),
 )  # fmt: skip

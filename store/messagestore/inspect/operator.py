@@ -38,7 +38,7 @@ from messagestore.log.remembered import corrected
 from messagestore.log.store_files import FIXED, Identity, Paths, config_of_records, looks_like_store
 from messagestore.log.walk import Depth, Walk
 from messagestore.read.group_offsets import group_offsets
-from messagestore.read.query import KeySearch, look_message_by_offset, search_key
+from messagestore.read.query import KeySearch, look_message_by_offset, offsets_behind_times, search_key
 from messagestore.read.view import StoreView
 from messagestore.signal_handlers import pass_on
 from messagestore.writer.catching_up import journal_of
@@ -207,7 +207,7 @@ def look_at_topic(path: str, topic: str, times_ms: Sequence[int] = (), config: S
         before_ms = [time_ms - 1 for time_ms in times_ms]
         for (_, queue_id), (low, high) in ends.items():
             if low < high:
-                numbers = view.offsets_behind_times(topic, queue_id, before_ms, (low, high))
+                numbers = offsets_behind_times(view, topic, queue_id, before_ms, (low, high))
                 stored += np.maximum(0, np.array(numbers, np.int64) - low)
     return TopicLook(queues, groups, stored.tolist(), list(dict.fromkeys([*faults, *more])))
 

@@ -16,14 +16,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore.errors import ConfigError, CorruptionError, MagicError
-from messagestore.format import record
+from messagestore.files.commit_log import HEAD_READ_SIZE
+from messagestore.format import record, record_scan
 from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import BATCH_TOPIC, GetMessageResult, GetMessageStatus, MessageExt
+from messagestore.format.record_scan import MIN_RECORD_SIZE
 from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
 from messagestore.read import queue_records
 from messagestore.read.queue_records import READ_BYTES, READ_ROWS
-from messagestore.read.view import StoreView
+from messagestore.read.view import StoreView, healing
 
 LOWER, UPPER = "lower", "upper"
 _DEFAULT_COUNT = 32
@@ -32,6 +34,11 @@ _EVERY = 1 << 62
 """More messages than any store has."""
 NO_END_MS = (1 << 63) - 1
 """A time that no message has reached: the default upper limit of a search by key."""
+_SET_BACK_MS = 10_000
+"""The longest time by which a broker's clock may be set back without making a search by time inexact. The times of this
+project's writers stand still then, up to an hour.
+"""
+_LOOKED_THROUGH_ROWS = 4096
 
 
 def looked_up(view: StoreView, look: Callable[[], T]) -> T:
@@ -417,9 +424,80 @@ def queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_m
     """
     view.refresh()
     if boundary == LOWER:
-        offset = view.offset_behind_time(topic, queue_id, timestamp_ms - 1)
+        offset = offset_behind_time(view, topic, queue_id, timestamp_ms - 1)
     else:
         low = view.min_offset(topic, queue_id)
-        offset = max(low, view.offset_behind_time(topic, queue_id, timestamp_ms) - 1)
+        offset = max(low, offset_behind_time(view, topic, queue_id, timestamp_ms) - 1)
     view.check_place()
     return offset
+
+
+def offset_behind_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    """The number of the first message of a queue that was stored after a time; its maximum offset if there is
+    none.
+
+    A broker's store times go back when its clock is set back. By up to `_SET_BACK_MS`, the number is exact: the
+    search begins that much earlier, and looks at each message from there on.
+    """
+    return offsets_behind_times(view, topic, queue_id, [timestamp_ms])[0]
+
+
+@healing
+def offsets_behind_times(
+    view: StoreView, topic: str, queue_id: int, times_ms: Sequence[int], bounds: tuple[int, int] | None = None
+) -> list[int]:
+    """The same for several times. The queue's bounds are looked for once, unless they are known, and no message is
+    looked at twice.
+    """
+    first, end = bounds or view.bounds(topic, queue_id)
+    seen: dict[int, int | None] = {}
+
+    def stored_ms(number: int) -> int | None:
+        if number not in seen:
+            units = view.units(topic, queue_id, number, number + 1)
+            head = view.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+            seen[number] = None if head is None else int(head["store_timestamp_ms"])
+        return seen[number]
+
+    first_ms, last_ms = (None, None) if first == end else (stored_ms(first), stored_ms(end - 1))
+
+    def behind(before_ms: int) -> int:
+        if last_ms is not None and last_ms <= before_ms:  # most often nothing was stored since the time,
+            return end
+        if first_ms is not None and first_ms > before_ms:  # or everything
+            return first
+
+        left, right = first, end
+        while left < right:
+            middle = (left + right) // 2
+            middle_ms = stored_ms(middle)
+            if middle_ms is not None and middle_ms > before_ms:
+                right = middle
+            else:
+                left = middle + 1
+        return left
+
+    if view.own:
+        return [behind(time_ms) for time_ms in times_ms]
+    return [_first_behind(view, topic, queue_id, behind(time_ms - _SET_BACK_MS), end, time_ms) for time_ms in times_ms]
+
+
+def _first_behind(view: StoreView, topic: str, queue_id: int, start: int, end: int, timestamp_ms: int) -> int:
+    """The number of the first message from `start` on that was stored after a time; `end` if there is none."""
+    log = view.files.commit_log
+    while start < end:
+        units = view.units(topic, queue_id, start, min(end, start + _LOOKED_THROUGH_ROWS))
+        if not len(units):
+            return start
+
+        rows = np.flatnonzero((units["physical_offset"] >= log.min_offset) & (units["size"] >= MIN_RECORD_SIZE))
+        if len(rows):
+            offsets = units["physical_offset"][rows].astype(np.int64)
+            data, positions = log.gather(offsets, np.minimum(units["size"][rows], HEAD_READ_SIZE).astype(np.int32))
+            heads = record_scan.heads(np.append(data, np.zeros(HEAD_READ_SIZE, np.uint8)), positions)
+            later = (heads["physical_offset"] == offsets) & (heads["store_timestamp_ms"] > timestamp_ms)
+            if later.any():
+                return start + int(rows[later.argmax()])
+
+        start += len(units)
+    return end

@@ -27,7 +27,7 @@ from messagestore.format.message import check_readable_queue, is_ordinary_topic
 from messagestore.read import queue_records
 from messagestore.read.ahead import Ahead
 from messagestore.read.decoding import Decoder
-from messagestore.read.query import find_keys, runs_of
+from messagestore.read.query import find_keys, offset_behind_time, runs_of
 from messagestore.read.queue_records import READ_BYTES, READ_ROWS
 from messagestore.read.view import StoreView
 
@@ -177,12 +177,12 @@ class Scan:
         if first is None:
             first = view.min_offset(topic, queue_id)
         elif isinstance(first, datetime):
-            first = view.offset_behind_time(topic, queue_id, _first_ms(first) - 1 - CLOCK_MARGIN_MS)
+            first = offset_behind_time(view, topic, queue_id, _first_ms(first) - 1 - CLOCK_MARGIN_MS)
 
         if end is None:
             end = last
         elif isinstance(end, datetime):
-            end = view.offset_behind_time(topic, queue_id, _first_ms(end) - 1 + CLOCK_MARGIN_MS)
+            end = offset_behind_time(view, topic, queue_id, _first_ms(end) - 1 + CLOCK_MARGIN_MS)
         return first, min(end, last)
 
     @property

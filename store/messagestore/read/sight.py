@@ -5,13 +5,14 @@
     Sealed        a writer of ours closed the store: the queues, as their seals say
     Units         a broker wrote last, or nobody knows who: the queues; each unit is compared with its record
 
-`StoreView.refresh` makes one from the condition of the store (`log.condition`), and keeps it while nothing changes.
+`Sights` chooses one by the condition of the store (`log.condition`), and the view keeps it while nothing changes.
 
 Threads: one thread at a time, as for the view.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -19,18 +20,24 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.files.state import State
+from messagestore.files.writer_lock import is_writing
+from messagestore.format.config import FLUSHED
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
+from messagestore.log.condition import Shown, Traces
 from messagestore.log.lost_end import lost_segments
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.seal_check import Fault, fault_of, is_deleted, number_left, sealed_at
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles
-from messagestore.read.proven_tail import ProvenTail
+from messagestore.read.proven_tail import ProvenTail, find_killed_tail, find_proven_tail, tell
 
 Key = tuple[str, int]
 _NO_LIMIT = 1 << 62
+_LOCK_LOOK_S = 0.05
+"""How often a reader looks whether the writer that has something in flight lives."""
 _TRIES = 3
 """How often seals are read again, because a writer may be replacing them."""
 
@@ -387,3 +394,109 @@ class Units(Sight):
         if physical_offset >= log.max_offset:
             record_end = physical_offset + int(units["size"][0])
             raise lost_segments(log, f"{record_end}, where the record of unit {end} of {key[0]}/{key[1]} ends")
+
+
+class Sights:
+    """Chooses what a reader sees of one store.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    given_tail : ProvenTail | None
+        The result of an earlier search. It is used where this one would begin at the same place.
+    """
+
+    def __init__(self, files: StoreFiles, given_tail: ProvenTail | None = None) -> None:
+        self.files = files
+        self._given_tail = given_tail
+        self._seals: Seals | None = None
+        self._lock_look_at_s = 0.0
+
+    def of(self, traces: Traces, now: Sight) -> Sight:
+        """What a reader sees of a store that was left like this. It is `now` while nothing has changed.
+
+        Raises
+        ------
+        CorruptionError
+            No slot of `state` is valid.
+        """
+        files, state = self.files, traces.state
+        shown = traces.condition.shown
+        if shown is Shown.UNITS:
+            return now if isinstance(now, Units) else Units(files)
+        if state is None:
+            raise CorruptionError(
+                files.paths.state,
+                0,
+                "a valid slot",
+                "none",
+                hint="Run `messagestore recover` on the store. The messages in the log are not affected.",
+            )
+        if shown is Shown.SEALED:
+            return now if isinstance(now, Sealed) and now.state == state else Sealed(files, state)
+
+        flushed = files.config.read_up_to == FLUSHED
+        killed = shown is Shown.UP_TO_V and not flushed and self._was_killed(state, now)
+        if killed or shown is Shown.PROVEN_TAIL:
+            return self._unrecovered(state, now, killed=killed)
+        end = state.flushed_end if flushed else state.visible_end
+        return now if isinstance(now, UpTo) and now.end == end else self.up_to(state, end)
+
+    def up_to(self, state: State, end: int) -> UpTo:
+        """What a reader sees up to a physical offset, whoever has the store now."""
+        return UpTo(self.files, end, self._seals_of(state))
+
+    def forget_seals(self) -> None:
+        """Read the seals anew: other files may be there."""
+        self._seals = None
+
+    def _seals_of(self, state: State) -> Seals:
+        """What the seals say. The object stays until C moves, because it reads them once."""
+        if self._seals is None or self._seals.clean_end != state.clean_end:
+            self._seals = Seals(self.files, state.clean_end)
+        return self._seals
+
+    def _was_killed(self, state: State, now: Sight) -> bool:
+        """Whether a writer with ASYNC_FLUSH was killed in this boot, and no recovery has published since.
+
+        V is then behind what was acknowledged: the units are written shortly after the puts return. A look at the lock
+        shows whether the writer lives; if another process holds it, that is about to recover the store. The look is
+        repeated after `_LOCK_LOOK_S` at the earliest. While a recovery is at work, and until it publishes, what was
+        shown stays.
+        """
+        if not state.asynchronous or state.poisoned or state.nothing_in_flight:
+            return False
+
+        if state.recovering:
+            return True
+        if isinstance(now, Unrecovered) and (now.counter, now.tail.start) == (state.counter, state.visible_end):
+            return True
+
+        given_tail = self._given_tail
+        if given_tail is not None and given_tail.start == state.visible_end < given_tail.end:
+            return True
+
+        now_s = time.monotonic()
+        if now_s < self._lock_look_at_s:
+            return False
+        self._lock_look_at_s = now_s + _LOCK_LOOK_S
+        lock = self.files.paths.writer_lock
+
+        # A writer may have published or closed between the two looks: a free lock counts only for the same `state`.
+        return not is_writing(lock, state.writer_pid) and self.files.state_file.read() == state
+
+    def _unrecovered(self, state: State, now: Sight, *, killed: bool) -> Unrecovered:
+        """What a reader sees of a log that was written in another boot, or whose writer was killed.
+
+        The search is done once.
+        """
+        files, start = self.files, state.visible_end if killed else state.clean_end
+        if isinstance(now, Unrecovered) and (now.counter, now.tail.start) == (state.counter, start):
+            return now
+        files.commit_log.load()
+        tail = self._given_tail
+        if tail is None or tail.start != start:
+            find = find_killed_tail if killed else find_proven_tail
+            tail = find(files, state, files.config.proven_tail_size)
+            tell(tail, files.paths.root)
+        return Unrecovered(files, tail, state.counter, self._seals_of(state))

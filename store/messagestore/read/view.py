@@ -43,24 +43,20 @@ from messagestore.errors import (
 )
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.broker_name import read_broker_name
-from messagestore.files.commit_log import HEAD_READ_SIZE
 from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.files.disk import Disk
 from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.state import State, boot_hash
 from messagestore.files.store_settings import read_settings
-from messagestore.files.writer_lock import is_writing
-from messagestore.format import record_scan
 from messagestore.format.config import FLUSHED, StoreConfig
 from messagestore.format.message import BATCH_TOPIC
-from messagestore.format.record_scan import MIN_RECORD_SIZE
-from messagestore.log.condition import Promise, Shown, Traces, look
+from messagestore.log.condition import Promise, Traces, look
 from messagestore.log.lost_end import lost_segments
 from messagestore.log.refusals import check_readable_topic, refuse_to_read
 from messagestore.log.store_files import Paths, StoreFiles
 from messagestore.read.pinned import PinnedFolders
-from messagestore.read.proven_tail import ProvenTail, find_killed_tail, find_proven_tail, tell
-from messagestore.read.sight import SealBroken, Sealed, Seals, Sight, Units, Unrecovered, UpTo
+from messagestore.read.proven_tail import ProvenTail
+from messagestore.read.sight import SealBroken, Sight, Sights, Units, Unrecovered, UpTo
 from messagestore.signal_handlers import pass_on
 
 _log = logging.getLogger(__name__)
@@ -70,13 +66,6 @@ _HEALING_TRIES = 5
 
 _LOOK_S = 0.1
 """The longest wait for a change of `state`: a broker that takes the store over does not change it."""
-_LOCK_LOOK_S = 0.05
-"""How often a reader looks whether the writer that has something in flight lives."""
-_SET_BACK_MS = 10_000
-"""The longest time by which a broker's clock may be set back without making a search by time inexact. The times of this
-project's writers stand still then, up to an hour.
-"""
-_LOOKED_THROUGH_ROWS = 4096
 _POLL_S = 0.004
 """How often to look where nothing tells of changes: a broker writes through memory mappings."""
 
@@ -167,9 +156,7 @@ class StoreView:
         self._seen: Visible | None = None
         self.sight: Sight = Units(self.files)
         """What the view sees, according to the last `refresh`."""
-        self._seals: Seals | None = None
-        self._given_tail = tail
-        self._lock_look_at_s = 0.0
+        self._sights = Sights(self.files, tail)
         self.generation = 0
         """How often `spark/state` turned out to be another file: the store may have been restored file by file."""
         self._state_inode = -1
@@ -238,7 +225,7 @@ class StoreView:
             traces = look(files)
 
         self._promise, state = traces.promise, traces.state
-        self._see(self._sight_of(traces), traces)
+        self._see(traces)
 
         if files.config.read_up_to == FLUSHED and self.known_end is None:
             raise ConfigError(
@@ -264,8 +251,8 @@ class StoreView:
         self._check_segments(traces)
         return self.visible
 
-    def _sight_of(self, traces: Traces) -> Sight:
-        """What a reader sees of a store that was left like this. It is the same object while nothing has changed.
+    def _see(self, traces: Traces) -> None:
+        """Show a store that was left like this from now on.
 
         Raises
         ------
@@ -274,37 +261,15 @@ class StoreView:
         NotRecoveredError
             With `failOnUnproven`: the log has records that only recovery can show.
         """
-        files, state, now = self.files, traces.state, self.sight
-        shown = traces.condition.shown
-        if shown is Shown.UNITS:
-            return now if isinstance(now, Units) else Units(files)
-        if state is None:
-            raise CorruptionError(
-                files.paths.state,
-                0,
-                "a valid slot",
-                "none",
-                hint="Run `messagestore recover` on the store. The messages in the log are not affected.",
-            )
-        if shown is Shown.SEALED:
-            return now if isinstance(now, Sealed) and now.state == state else Sealed(files, state)
+        files, state, before = self.files, traces.state, self.sight
+        sight = self._sights.of(traces, before)
+        if isinstance(sight, Unrecovered):
+            self.sight = sight
+            if sight is not before:
+                self._ends.clear()
+            if files.config.fail_on_unproven and not sight.tail.complete:
+                raise NotRecoveredError(sight.tail.words(files.paths.root))
 
-        flushed = files.config.read_up_to == FLUSHED
-        killed = shown is Shown.UP_TO_V and not flushed and self._was_killed(state)
-        if killed or shown is Shown.PROVEN_TAIL:
-            return self._unrecovered(state, killed=killed)
-        end = state.flushed_end if flushed else state.visible_end
-        return now if isinstance(now, UpTo) and now.end == end else UpTo(files, end, self._seals_of(state))
-
-    def _seals_of(self, state: State) -> Seals:
-        """What the seals say. The object stays until C moves, because it reads them once."""
-        if self._seals is None or self._seals.clean_end != state.clean_end:
-            self._seals = Seals(self.files, state.clean_end)
-        return self._seals
-
-    def _see(self, sight: Sight, traces: Traces) -> None:
-        """Show the store like this from now on."""
-        state = traces.state
         counter, clean_end, recovered = -1 if state is None else state.counter, 0, True
         if state is not None and traces.condition.ours_open:
             clean_end = state.clean_end
@@ -403,58 +368,8 @@ class StoreView:
         self._drop_files()
         self.files.commit_log.load()
         self._ends.clear()
-        self._seen, self._promise, self._seals, self.sight = None, None, None, Units(self.files)
-
-    def _was_killed(self, state: State) -> bool:
-        """Whether a writer with ASYNC_FLUSH was killed in this boot, and no recovery has published since.
-
-        V is then behind what was acknowledged: the units are written shortly after the puts return. A look at the lock
-        shows whether the writer lives; if another process holds it, that is about to recover the store. The look is
-        repeated after `_LOCK_LOOK_S` at the earliest. While a recovery is at work, and until it publishes, what was
-        shown stays.
-        """
-        if not state.asynchronous or state.poisoned or state.nothing_in_flight:
-            return False
-
-        now = self.sight
-        if state.recovering:
-            return True
-        if isinstance(now, Unrecovered) and (now.counter, now.tail.start) == (state.counter, state.visible_end):
-            return True
-
-        given_tail = self._given_tail
-        if given_tail is not None and given_tail.start == state.visible_end < given_tail.end:
-            return True
-
-        now_s = time.monotonic()
-        if now_s < self._lock_look_at_s:
-            return False
-        self._lock_look_at_s = now_s + _LOCK_LOOK_S
-        lock = self.files.paths.writer_lock
-
-        # A writer may have published or closed between the two looks: a free lock counts only for the same `state`.
-        return not is_writing(lock, state.writer_pid) and self.files.state_file.read() == state
-
-    def _unrecovered(self, state: State, *, killed: bool) -> Sight:
-        """What a reader sees of a log that was written in another boot, or whose writer was killed.
-
-        The search is done once.
-        """
-        files, start, now = self.files, state.visible_end if killed else state.clean_end, self.sight
-        if not isinstance(now, Unrecovered) or (now.counter, now.tail.start) != (state.counter, start):
-            files.commit_log.load()
-            self._ends.clear()
-            if self._given_tail is not None and self._given_tail.start == start:
-                tail = self._given_tail
-            else:
-                find = find_killed_tail if killed else find_proven_tail
-                tail = find(files, state, files.config.proven_tail_size)
-                tell(tail, files.paths.root)
-            self.sight = now = Unrecovered(files, tail, state.counter, self._seals_of(state))
-
-        if files.config.fail_on_unproven and not now.tail.complete:
-            raise NotRecoveredError(now.tail.words(files.paths.root))
-        return now
+        self._sights.forget_seals()
+        self._seen, self._promise, self.sight = None, None, Units(self.files)
 
     # ---- the place
 
@@ -695,7 +610,7 @@ class StoreView:
         if state is None or state.recovering or state.boot_hash != boot_hash():
             return None
         self.visible = Visible(state.visible_end, state.counter, state.clean_end)
-        self.sight = UpTo(self.files, state.visible_end, self._seals_of(state))
+        self.sight = self._sights.up_to(state, state.visible_end)
         return self.visible
 
     @healing
@@ -731,76 +646,6 @@ class StoreView:
         if not self.files.queue(*key).offsets and (tail is None or key not in tail.units):
             return end
         return min(self.sight.search_physical(key, physical_offset), end)
-
-    def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The number of the first message of a queue that was stored after a time; its maximum offset if there is
-        none.
-
-        A broker's store times go back when its clock is set back. By up to `_SET_BACK_MS`, the number is exact: the
-        search begins that much earlier, and looks at each message from there on.
-        """
-        return self.offsets_behind_times(topic, queue_id, [timestamp_ms])[0]
-
-    @healing
-    def offsets_behind_times(
-        self, topic: str, queue_id: int, times_ms: Sequence[int], bounds: tuple[int, int] | None = None
-    ) -> list[int]:
-        """The same for several times. The queue's bounds are looked for once, unless they are known, and no message is
-        looked at twice.
-        """
-        first, end = bounds or self.bounds(topic, queue_id)
-        seen: dict[int, int | None] = {}
-
-        def stored_ms(number: int) -> int | None:
-            if number not in seen:
-                units = self.units(topic, queue_id, number, number + 1)
-                head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
-                seen[number] = None if head is None else int(head["store_timestamp_ms"])
-            return seen[number]
-
-        first_ms, last_ms = (None, None) if first == end else (stored_ms(first), stored_ms(end - 1))
-
-        def behind(before_ms: int) -> int:
-            if last_ms is not None and last_ms <= before_ms:  # most often nothing was stored since the time,
-                return end
-            if first_ms is not None and first_ms > before_ms:  # or everything
-                return first
-
-            left, right = first, end
-            while left < right:
-                middle = (left + right) // 2
-                middle_ms = stored_ms(middle)
-                if middle_ms is not None and middle_ms > before_ms:
-                    right = middle
-                else:
-                    left = middle + 1
-            return left
-
-        if self.own:
-            return [behind(time_ms) for time_ms in times_ms]
-        return [
-            self._first_behind(topic, queue_id, behind(time_ms - _SET_BACK_MS), end, time_ms) for time_ms in times_ms
-        ]
-
-    def _first_behind(self, topic: str, queue_id: int, start: int, end: int, timestamp_ms: int) -> int:
-        """The number of the first message from `start` on that was stored after a time; `end` if there is none."""
-        log = self.files.commit_log
-        while start < end:
-            units = self.units(topic, queue_id, start, min(end, start + _LOOKED_THROUGH_ROWS))
-            if not len(units):
-                return start
-
-            rows = np.flatnonzero((units["physical_offset"] >= log.min_offset) & (units["size"] >= MIN_RECORD_SIZE))
-            if len(rows):
-                offsets = units["physical_offset"][rows].astype(np.int64)
-                data, positions = log.gather(offsets, np.minimum(units["size"][rows], HEAD_READ_SIZE).astype(np.int32))
-                heads = record_scan.heads(np.append(data, np.zeros(HEAD_READ_SIZE, np.uint8)), positions)
-                later = (heads["physical_offset"] == offsets) & (heads["store_timestamp_ms"] > timestamp_ms)
-                if later.any():
-                    return start + int(rows[later.argmax()])
-
-            start += len(units)
-        return end
 
     @healing
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:

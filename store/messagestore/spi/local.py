@@ -60,7 +60,7 @@ from messagestore.log.store_files import (
 from messagestore.read import queue_records
 from messagestore.read.group_offsets import add_progress, group_offsets
 from messagestore.read.proven_tail import ProvenTail
-from messagestore.read.query import find_keys
+from messagestore.read.query import find_keys, offset_behind_time
 from messagestore.read.queue_ends import QueueEnds
 from messagestore.read.view import NoBytes, StoreView, Visible
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
@@ -243,7 +243,7 @@ class LocalReader:
 
     def _seek(self, queue: Queue, physical_offset: int | None, after_ms: int | None) -> int:
         view = self._view
-        behind = None if after_ms is None else view.offset_behind_time(*queue, after_ms)
+        behind = None if after_ms is None else offset_behind_time(view, *queue, after_ms)
         if physical_offset is None:
             return view.max_offset(*queue) if behind is None else behind
         first = view.search_physical(*queue, physical_offset)

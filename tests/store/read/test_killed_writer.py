@@ -22,7 +22,7 @@ from crash.simdisk import RecordingDisk
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, NotRecoveredError, ReadOnlyStore
 from messagestore.files.writer_lock import WriterLock
 from messagestore.inspect.operator import status
-from messagestore.read import view
+from messagestore.read import sight
 from messagestore.recovery.apply import _Changes
 from messagestore.recovery.survey import Survey, Surveyor
 from small import SMALL, SMALL_ASYNC, bodies, columns, read_all
@@ -33,7 +33,7 @@ QUIET = SMALL_ASYNC.replace(flush_interval_commit_log=HOUR_MS, flush_commit_log_
 
 @pytest.fixture(autouse=True)
 def _look_at_the_lock_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "_LOCK_LOOK_S", 0.0)
+    monkeypatch.setattr(sight, "_LOCK_LOOK_S", 0.0)
 
 
 def filled(root: Path, count: int = 200) -> MessageStore:

@@ -26,7 +26,7 @@ from messagestore import (
     NotRecoveredError,
     ReadOnlyStore,
 )
-from messagestore.read import view
+from messagestore.read import sight
 from messagestore.read.view import StoreView
 
 TOPIC = f"topic-{APP}"
@@ -252,7 +252,7 @@ def test_a_task_reads_what_the_driver_has_proven(fifty: Path, monkeypatch: pytes
     start = json.loads(json.dumps(stream.initialOffset()))
     end = json.loads(json.dumps(stream.latestOffset(start, ReadAllAvailable())))
     planned = [batch.partitions(), stream.partitions(start, end)]
-    monkeypatch.setattr(view, "find_proven_tail", lambda *_: pytest.fail("a task looked for the proven end"))
+    monkeypatch.setattr(sight, "find_proven_tail", lambda *_: pytest.fail("a task looked for the proven end"))
     wanted = sorted(payload(APP, version, row) for version in range(50) for row in range(6))
     for partitions in planned:
         assert len(partitions) >= 7

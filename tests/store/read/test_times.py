@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from messagestore import Message, MessageStore
-from messagestore.read import queue_records
+from messagestore.read import query, queue_records
 from messagestore.read.view import StoreView
 from messagestore.writer import store_clock
 from small import SMALL, ClockDisk
@@ -39,7 +39,7 @@ def compare(root: Path, times: list[int]) -> None:
     view = StoreView(root, SMALL)
     for time_ms in sorted({*times, *(each + 1 for each in times), *(each - 1 for each in times)}):
         wanted = next((number for number, each in enumerate(times) if each > time_ms), len(times))
-        assert view.offset_behind_time("t", 0, time_ms) == wanted, time_ms
+        assert query.offset_behind_time(view, "t", 0, time_ms) == wanted, time_ms
     view.close()
 
 
