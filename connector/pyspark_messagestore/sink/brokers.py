@@ -117,7 +117,7 @@ class BrokerSink:
             os.makedirs(folder, exist_ok=True)
         if options.topic is not None:
             with contextlib.closing(sink._producer()) as producer:
-                sink._checked_target(producer, options.topic, rights=True)
+                sink.checked_target(producer, options.topic, rights=True)
         return sink
 
     def _producer(self) -> Producer:
@@ -128,7 +128,8 @@ class BrokerSink:
             accepts_unconfirmed=options.on_unconfirmed != "fail",
         )
 
-    def _checked_target(self, producer: Producer, topic: str, *, rights: bool) -> Target:
+    def checked_target(self, producer: Producer, topic: str, *, rights: bool) -> Target:
+        """The queues for the rows of a topic, if they can have these rows; with `rights`, if the brokers allow it."""
         target = producer.target(topic)
         brokers = sorted({queue.broker for queue in target.queues})
         if len(brokers) > 1 and "queueId" in self.mapping.names and self.options.queue_selector == "auto":
@@ -243,7 +244,7 @@ class _Task:
         return len(self._targets[topic].queues)
 
     def _opened(self, topic: str) -> Target:
-        target = self._sink._checked_target(self._producer, topic, rights=self._sink.options.topic is None)
+        target = self._sink.checked_target(self._producer, topic, rights=self._sink.options.topic is None)
         if not self._sink.lookup_dir:
             return target
         before = self._ends.of(topic, self._partition_id)
