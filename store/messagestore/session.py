@@ -34,12 +34,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from messagestore.batches.progress import settle_progress
-from messagestore.broker.delivery import Delivery
-from messagestore.broker.open_halves import OpenHalves
+from messagestore.batches.progress import settle_if_possible
+from messagestore.broker.open_halves import progress_of
 from messagestore.errors import (
     ConfigError,
-    CorruptionError,
     NotAStoreError,
     StoreClosedError,
     StoreError,
@@ -59,7 +57,6 @@ from messagestore.format.layout import STATE_POISONED
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import FIXED, Paths, StoreFiles, make_own_folders, make_root
 from messagestore.log.store_identity import establish
-from messagestore.read.view import StoreView
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
 from messagestore.services import Services
@@ -434,11 +431,7 @@ class AttachedStore:
     def _entered(
         self, description: str, timeout_s: float, config: StoreConfig | None, *, accept_loss: bool = False
     ) -> LogWriter:
-        was_lost = self._attachment is not None and not (self.attached and self._attachment.intact())
-        is_unsound = self.writer is not None and self.writer.health is not Health.SOUND  # also under open sessions
-        if self.presence is Presence.LEAVING or was_lost or is_unsound:
-            self._drop()  # this also completes a release that was interrupted
-
+        self._drop_if_unsound()
         if self._broker_waits():
             with contextlib.suppress(StoreError, OSError):  # the next opening of the store finds what is wrong
                 self._make_way()
@@ -450,12 +443,7 @@ class AttachedStore:
             if self.presence is Presence.DETACHED:
                 self._attach()
             if not self._in_session:
-                self._take_lock(timeout_s, description)
-                self._check_place()
-                if self.writer is None or not catch_up(self.writer):
-                    self._recover(accept_loss=accept_loss)
-                    self._settle_progress()
-                    self._lock.keep_room(min(_ROOM, self.config.mapped_file_size_commit_log // 16))
+                self._take_turn(timeout_s, description, accept_loss=accept_loss)
 
             assert self.writer is not None
             self.writer.check_usable()
@@ -463,15 +451,26 @@ class AttachedStore:
                 via = self.paths.temporary("broker.json")
                 keep_broker_name(self.disk, self.paths.broker_name, self.config.broker_name, via=via)
         except BaseException as error:
-            if isinstance(error, OSError) and not isinstance(error, StorePermissionError):  # that says what to do
-                if error.errno in (errno.EACCES, errno.EPERM):
-                    error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
-                elif error.errno == errno.EROFS:
-                    error.add_note(f"{self.paths.root}: {_READ_ONLY_MOUNT}")
+            _note_remedy(self.paths.root, error)
             if not self._in_session:
                 self._give_back()
             raise
         return self.writer
+
+    def _drop_if_unsound(self) -> None:
+        """Let go of a store that was lost, of one whose writer has failed, and of one whose release was interrupted."""
+        was_lost = self._attachment is not None and not (self.attached and self._attachment.intact())
+        is_unsound = self.writer is not None and self.writer.health is not Health.SOUND  # also under open sessions
+        if self.presence is Presence.LEAVING or was_lost or is_unsound:
+            self._drop()
+
+    def _take_turn(self, timeout_s: float, description: str, *, accept_loss: bool) -> None:
+        """Take the writer lock, and bring the writer to where the log ends now: it catches up, or recovery makes it."""
+        self._take_lock(timeout_s, description)
+        self._check_place()
+        if self.writer is None or not catch_up(self.writer):
+            settle_if_possible(self._recover(accept_loss=accept_loss).writer)
+            self._lock.keep_room(min(_ROOM, self.config.mapped_file_size_commit_log // 16))
 
     def _give_back(self) -> None:
         """Let go of the store after a failed attempt to hold it.
@@ -500,18 +499,6 @@ class AttachedStore:
         self._last_used_s = time.monotonic()
         self._watch()
         make_own_folders(self.disk, self.paths)
-
-    def _settle_progress(self) -> None:
-        """Write what batches of a writer that was killed did to the progress of consumer groups.
-
-        If that fails, readers take the progress from the log, and the store can be used.
-        """
-        assert self.writer is not None
-        try:
-            settle_progress(self.writer)
-        except (StoreLockedError, ConfigError, CorruptionError, OSError) as error:
-            pass_on(error)
-            _log.warning("%s: the progress of consumer groups could not be written: %s", self.paths.root, error)
 
     def _hold_root(self) -> bool:
         """Hold the folder that is at the root now: from now on, everything is read and written in this folder.
@@ -543,7 +530,8 @@ class AttachedStore:
                 holder="a process that moves the store's folder",
             )
 
-    def _recover(self, *, accept_loss: bool = False) -> None:
+    def _recover(self, *, accept_loss: bool = False) -> Services:
+        """Recover the store, and give it the writer that this makes, with its services."""
         self._let_go(self._closed)
 
         refuse_to_write(self.disk, self.paths, self.config)
@@ -565,9 +553,10 @@ class AttachedStore:
         writer.locks_intact = self._locks_intact
         writer.broker_waits = self._broker_waits
 
-        services = Services(writer, self._remember_poison, self._half_progress)
-        self._follow_deliveries(services.delivery)
+        services = Services(writer, self._remember_poison, lambda: progress_of(self.paths.root, self.config, self.disk))
+        services.delivery.follow()
         self.services = services
+        return services
 
     def _let_go(self, why: Callable[[], StoreError]) -> None:
         """Stop what works for the writer, and retire it. Callers that still use it get the error of `why`."""
@@ -579,26 +568,6 @@ class AttachedStore:
         services.writer.retire(why)  # before the lease is released: see `Standing.check_turn`
         services.writer.files.close()
         self.services = None
-
-    def _half_progress(self) -> tuple[int, int]:
-        """From which half message and which op message on somebody has to look."""
-        with contextlib.closing(StoreView(self.paths.root, self.config, self.disk)) as view:
-            halves = OpenHalves(view)
-            halves.refresh()
-            return halves.progress()
-
-    def _follow_deliveries(self, delivery: Delivery) -> None:
-        """Let a broker know which delayed messages were delivered. The log knows it in any case."""
-        try:
-            delivery.follow()
-        except (CorruptionError, StoreFullError, OSError) as error:
-            pass_on(error)
-            _log.warning(
-                "%s: config/delayOffset.json could not be brought up to date, so that a broker would deliver messages "
-                "again, or skip some: %s",
-                self.paths.root,
-                error,
-            )
 
     def _locks_intact(self) -> bool:
         attachment = self._attachment
@@ -761,9 +730,8 @@ class AttachedStore:
             if not catch_up(writer):
                 if attachment.broker_waits() or not attachment.alone():
                     return  # a broker recovers by itself, and another process closes the store
-                self._recover()  # others went on, and retention may have deleted what was the end here
-                assert self.services is not None
-                services, writer = self.services, self.services.writer
+                services = self._recover()  # others went on, and retention may have deleted what was the end here
+                writer = services.writer
 
         with writer.mutex:
             writer.watch_turn()  # what is appended now would come after the store was closed for a broker
@@ -775,7 +743,7 @@ class AttachedStore:
 
             services.finished()
 
-            self._follow_deliveries(services.delivery)
+            services.delivery.follow()
             alone = attachment.alone()
             if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
                 writer.clean_end.move(closing=alone)
@@ -815,6 +783,16 @@ class AttachedStore:
         return StoreClosedError(
             f"{self.paths.root}: another thread of this process has closed the store. Open it again"
         )
+
+
+def _note_remedy(root: str, error: BaseException) -> None:
+    """Add to an error of the system what its user can do; a `StorePermissionError` says so already."""
+    if not isinstance(error, OSError) or isinstance(error, StorePermissionError):
+        return
+    if error.errno in (errno.EACCES, errno.EPERM):
+        error.add_note(f"{root}: {_NOT_WRITABLE}")
+    elif error.errno == errno.EROFS:
+        error.add_note(f"{root}: {_READ_ONLY_MOUNT}")
 
 
 def _differing(config: StoreConfig, *open_with: StoreConfig) -> list[str]:

@@ -232,6 +232,18 @@ def settle_progress(writer: LogWriter) -> None:
         table.save()
 
 
+def settle_if_possible(writer: LogWriter) -> None:
+    """Write what batches of a writer that was killed did to the progress of consumer groups.
+
+    If that fails, readers take the progress from the log, and the store can be used.
+    """
+    try:
+        settle_progress(writer)
+    except (StoreLockedError, ConfigError, CorruptionError, OSError) as error:
+        pass_on(error)
+        _log.warning("%s: the progress of consumer groups could not be written: %s", writer.files.paths.root, error)
+
+
 def first_pending(writer: LogWriter) -> int | None:
     """The physical offset of the first BATCH record whose progress is not in the table; None: there is none, or the
     table is so damaged that it does not say.

@@ -61,6 +61,7 @@ from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.batch_search import known_batch
 from messagestore.log.store_files import StoreFiles
+from messagestore.signal_handlers import pass_on
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.states import Health
 
@@ -131,7 +132,7 @@ class Delivery:
     """
 
     def __init__(self, writer: LogWriter) -> None:
-        self._writer = writer
+        self._writer, self._files = writer, writer.files
         self._file = DelayOffsets(writer.files.disk, writer.files.paths.root)
         self._of_broker: dict[int, int] | None = None
         self._saved_s = time.monotonic()
@@ -147,7 +148,7 @@ class Delivery:
             except StoreLockedError:
                 return  # a broker is about to start, and delivers by itself
             if not done.count:
-                self.pause_s = done.pause_s(self._writer.files.config)
+                self.pause_s = done.pause_s(self._files.config)
                 return
 
     def deliver(self, max_rows: int = MAX_ROWS) -> Delivered:
@@ -202,7 +203,7 @@ class Delivery:
 
     def _progress(self) -> dict[int, int]:
         """The number of the next message of each level that has a queue."""
-        writer, files = self._writer, self._writer.files
+        writer, files = self._writer, self._files
         of_broker = self._of_broker_now()
         in_log = delivered(files, writer.journal)
         progress = {}
@@ -216,7 +217,7 @@ class Delivery:
     def _of_broker_now(self) -> dict[int, int]:
         """What `delayOffset.json` said when the store was opened, corrected as the queues and the log were then."""
         if self._of_broker is None:
-            in_log = delivered(self._writer.files, self._writer.journal)
+            in_log = delivered(self._files, self._writer.journal)
             of_broker = self._file.load()
             self._of_broker = {
                 level: offset if offset <= in_log.get(level, 0) else self._possible(level, in_log.get(level, 0), offset)
@@ -231,7 +232,7 @@ class Delivery:
         due or later. So what is due after the last record of the log was not delivered into it either: the file is
         newer than the log, or a crash has taken the deliveries.
         """
-        files, last_ms = self._writer.files, self._writer.end.last_store_timestamp_ms
+        files, last_ms = self._files, self._writer.end.last_store_timestamp_ms
         queue = files.queue(SCHEDULE_TOPIC, level - 1)
         end = self._writer.numbers.next_offset(SCHEDULE_TOPIC, level - 1) if queue.offsets else 0
 
@@ -263,17 +264,22 @@ class Delivery:
     def follow(self) -> None:
         """Let `config/delayOffset.json` say what the log says, so that a broker delivers nothing again, and skips none.
 
-        This is done when a store is opened and when it is closed. What a broker has delivered since stays.
-
-        Raises
-        ------
-        CorruptionError
-            The file cannot be read, or a queue is damaged.
+        This is done when a store is opened and when it is closed. What a broker has delivered since stays. If it fails,
+        the log knows what was delivered in any case.
         """
-        with self._writer.mutex:
-            right = self._right()
-            if right:
-                self._file.save(right)
+        try:
+            with self._writer.mutex:
+                right = self._right()
+                if right:
+                    self._file.save(right)
+        except (CorruptionError, StoreFullError, OSError) as error:
+            pass_on(error)
+            _log.warning(
+                "%s: config/delayOffset.json could not be brought up to date, so that a broker would deliver messages "
+                "again, or skip some: %s",
+                self._files.paths.root,
+                error,
+            )
 
     def saved(self) -> dict[int, int]:
         """The number of the next message of each level that has delivered something, as `delayOffset.json` says it from
@@ -293,13 +299,13 @@ class Delivery:
 
     def _right(self) -> dict[int, int]:
         """What `delayOffset.json` has to say."""
-        of_broker, in_log = self._of_broker_now(), delivered(self._writer.files, self._writer.journal)
+        of_broker, in_log = self._of_broker_now(), delivered(self._files, self._writer.journal)
         right = {level: max(in_log.get(level, 0), of_broker.get(level, 0)) for level in {*in_log, *of_broker}}
         return {level: offset for level, offset in right.items() if offset or level in of_broker}
 
     def _save(self, progress: dict[int, int]) -> None:
         """Let `delayOffset.json` follow, at RocketMQ's interval."""
-        if time.monotonic() - self._saved_s >= self._writer.files.config.flush_delay_offset_interval / 1000:
+        if time.monotonic() - self._saved_s >= self._files.config.flush_delay_offset_interval / 1000:
             self._file.save(progress)
             self._saved_s = time.monotonic()
 
@@ -309,7 +315,7 @@ class Delivery:
         """The messages that are due, at most so many, and when the next one is."""
         # The due times are the store's, whose clock may stand still after the machine's was set back.
         now_ms = self._writer.clock.read_ms()
-        clock_ms = min(self._writer.files.disk.time_ns() // 1_000_000, now_ms)
+        clock_ms = min(self._files.disk.time_ns() // 1_000_000, now_ms)
 
         all_due: list[_Due] = []
         nexts: list[int] = []
@@ -347,7 +353,7 @@ class Delivery:
             delays_ms = codes[later] - self._store_times(some)
             due_ms = times.latest(some["physical_offset"].astype(np.int64)) + delays_ms
             codes = codes.copy()
-            uptime_ms = self._writer.files.disk.uptime_ns() // 1_000_000
+            uptime_ms = self._files.disk.uptime_ns() // 1_000_000
             codes[later] = np.minimum(codes[later], now_ms + np.maximum(due_ms - uptime_ms, 0))
         return codes
 
@@ -368,7 +374,7 @@ class Delivery:
 
     def _first_left(self, level: int, offset: int) -> int:
         """The first message at or behind a number whose record is in the log."""
-        files = self._writer.files
+        files = self._files
         queue, begin = files.queue(SCHEDULE_TOPIC, level - 1), files.commit_log.min_offset
         first = max(offset, queue.first_file_queue_offset)
         units = queue.read(first, 1)
@@ -392,12 +398,12 @@ class Delivery:
     def _store_times(self, units: NDArray[np.void]) -> NDArray[np.int64]:
         """When each message was stored, from its record."""
         places, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int32)
-        data, starts = self._writer.files.commit_log.gather(places, sizes)
+        data, starts = self._files.commit_log.gather(places, sizes)
         return record_scan.heads(data, starts)["store_timestamp_ms"].astype(np.int64)
 
     def _units(self, level: int, first: int, count: int) -> NDArray[np.void]:
         """The next units of a level, at most so many."""
-        files = self._writer.files
+        files = self._files
         queue = files.queue(SCHEDULE_TOPIC, level - 1)
         end = self._writer.numbers.next_offset(SCHEDULE_TOPIC, level - 1)
         units = queue.read(first, min(count, end - first))
@@ -419,7 +425,7 @@ class Delivery:
 
     def _restored(self, due: _Due) -> tuple[list[Rows], int]:
         """The records of due messages for the topics and queues that they were put for, and how many have none."""
-        files, config = self._writer.files, self._writer.files.config
+        files, config = self._files, self._files.config
         places, sizes = due.units["physical_offset"].astype(np.int64), due.units["size"].astype(np.int32)
         numbers = np.arange(due.first, due.first + len(places))
         data, starts = files.commit_log.gather(places, sizes)
@@ -474,7 +480,7 @@ class Delivery:
             "%s: %d messages in %s/%d have no topic and queue to which they could be delivered, or do not fit into a "
             "segment there. They stay where they are. The first of them has number %d, at physical offset %d "
             "(look_message_by_offset)",
-            self._writer.files.paths.root,
+            self._files.paths.root,
             count,
             SCHEDULE_TOPIC,
             due.level - 1,
@@ -484,7 +490,7 @@ class Delivery:
 
     def _create_missing(self, topics: list[str], codes: NDArray[np.int64], queue_ids: NDArray[np.int32]) -> None:
         """Create the topics that have gone since the messages were put."""
-        table = self._writer.files.topics
+        table = self._files.topics
         missing = [code for code in np.unique(codes).tolist() if table.get(topics[code]) is None]
         for code in missing:
             table.create(topics[code], queue_nums_again(topics[code], int(queue_ids[codes == code].max())))

@@ -16,12 +16,15 @@ Source: RocketMQ broker/transaction/queue/TransactionalMessageServiceImpl.java (
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
 from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.disk import Disk
+from messagestore.format.config import StoreConfig
 from messagestore.format.half_records import GROUP, HALF_TOPIC, OP_TOPIC, QUEUE_ID, OpenHalf, ended_offsets
 from messagestore.format.message import MessageExt
 from messagestore.read import query
@@ -30,6 +33,14 @@ from messagestore.read.view import StoreView
 _UNITS = 1024
 _IN_PARTS = -1
 """The generation of what an exception of a signal handler may have left in parts: the next look begins anew."""
+
+
+def progress_of(root: str, config: StoreConfig, disk: Disk) -> tuple[int, int]:
+    """From which half message and which op message on somebody has to look, in a store that is opened for this."""
+    with contextlib.closing(StoreView(root, config, disk)) as view:
+        halves = OpenHalves(view)
+        halves.refresh()
+        return halves.progress()
 
 
 class OpenHalves:
