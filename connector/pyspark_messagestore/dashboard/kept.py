@@ -21,8 +21,10 @@ KEPT_S = 5.0
 """Ages and the room on the disk go on without a change of the store."""
 LARGE_COUNT = 500
 """From so many rows on, a look takes so long that an older one is shown meanwhile."""
-LARGE_KEPT_S, AGAIN_S, _SHARE = 60.0, 2.0, 10
-"""How old it may be, and after how long somebody looks again: ten times as long as the look took, or longer."""
+LARGE_KEPT_S = 60.0
+"""How old the result of such a look may be."""
+AGAIN_S, _SHARE = 2.0, 10
+"""Somebody looks again after this time at the earliest, and after so many times as long as the last look took."""
 _MOST_KEPT = 512
 
 

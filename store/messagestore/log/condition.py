@@ -18,8 +18,8 @@ readers see, who wrote the newest records, what a check of the store covers, and
                             the record before C is named     CLOSED_UNTOLD
                             otherwise                        CLOSED_BY_SOMEBODY
 
-Whether the writer lives, the locks say (`writer_lock`). The record before C says
-whether the log is the one that these files belong to.
+The locks say whether the writer lives (`writer_lock`). The record before C says whether the log is the one that these
+files belong to.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Left(Enum):
 class Shown(Enum):
     """What readers see."""
 
-    UP_TO_V = "the records that end at or below V, or behind it if a writer with ASYNC_FLUSH was killed"
+    UP_TO_V = "the records that end at or below V; `Sights.of` adds what is proven behind V if the writer was killed"
     PROVEN_TAIL = "what lies below C, and what is proven behind it"
     SEALED = "the queues; each is compared with its seal"
     UNITS = "what the queues show; each unit is compared with its record"

@@ -412,8 +412,8 @@ class Sights:
         self._seals: Seals | None = None
         self._lock_look_at_s = 0.0
 
-    def of(self, traces: Traces, now: Sight) -> Sight:
-        """What a reader sees of a store that was left like this. It is `now` while nothing has changed.
+    def of(self, traces: Traces, old: Sight) -> Sight:
+        """What a reader sees of a store that was left like this. It is `old` while nothing has changed.
 
         Raises
         ------
@@ -423,7 +423,7 @@ class Sights:
         files, state = self.files, traces.state
         shown = traces.condition.shown
         if shown is Shown.UNITS:
-            return now if isinstance(now, Units) else Units(files)
+            return old if isinstance(old, Units) else Units(files)
         if state is None:
             raise CorruptionError(
                 files.paths.state,
@@ -433,14 +433,14 @@ class Sights:
                 hint="Run `messagestore recover` on the store. The messages in the log are not affected.",
             )
         if shown is Shown.SEALED:
-            return now if isinstance(now, Sealed) and now.state == state else Sealed(files, state)
+            return old if isinstance(old, Sealed) and old.state == state else Sealed(files, state)
 
         flushed = files.config.read_up_to == FLUSHED
-        killed = shown is Shown.UP_TO_V and not flushed and self._was_killed(state, now)
+        killed = shown is Shown.UP_TO_V and not flushed and self._was_killed(state, old)
         if killed or shown is Shown.PROVEN_TAIL:
-            return self._unrecovered(state, now, killed=killed)
+            return self._unrecovered(state, old, killed=killed)
         end = state.flushed_end if flushed else state.visible_end
-        return now if isinstance(now, UpTo) and now.end == end else self.up_to(state, end)
+        return old if isinstance(old, UpTo) and old.end == end else self.up_to(state, end)
 
     def up_to(self, state: State, end: int) -> UpTo:
         """What a reader sees up to a physical offset, whoever has the store now."""
@@ -456,7 +456,7 @@ class Sights:
             self._seals = Seals(self.files, state.clean_end)
         return self._seals
 
-    def _was_killed(self, state: State, now: Sight) -> bool:
+    def _was_killed(self, state: State, old: Sight) -> bool:
         """Whether a writer with ASYNC_FLUSH was killed in this boot, and no recovery has published since.
 
         V is then behind what was acknowledged: the units are written shortly after the puts return. A look at the lock
@@ -469,7 +469,7 @@ class Sights:
 
         if state.recovering:
             return True
-        if isinstance(now, Unrecovered) and (now.counter, now.tail.start) == (state.counter, state.visible_end):
+        if isinstance(old, Unrecovered) and (old.counter, old.tail.start) == (state.counter, state.visible_end):
             return True
 
         given_tail = self._given_tail
@@ -485,14 +485,14 @@ class Sights:
         # A writer may have published or closed between the two looks: a free lock counts only for the same `state`.
         return not is_writing(lock, state.writer_pid) and self.files.state_file.read() == state
 
-    def _unrecovered(self, state: State, now: Sight, *, killed: bool) -> Unrecovered:
+    def _unrecovered(self, state: State, old: Sight, *, killed: bool) -> Unrecovered:
         """What a reader sees of a log that was written in another boot, or whose writer was killed.
 
         The search is done once.
         """
         files, start = self.files, state.visible_end if killed else state.clean_end
-        if isinstance(now, Unrecovered) and (now.counter, now.tail.start) == (state.counter, start):
-            return now
+        if isinstance(old, Unrecovered) and (old.counter, old.tail.start) == (state.counter, start):
+            return old
         files.commit_log.load()
         tail = self._given_tail
         if tail is None or tail.start != start:

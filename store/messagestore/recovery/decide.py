@@ -2,8 +2,8 @@
 
 There are two decisions, and each is a function of what was read before it:
 
-    begin       where the walk over the log begins, and what is made again from the whole log
-    make_plan   where the log ends, and what is cut off, written again, rebuilt and sealed
+    walk_start  where the walk over the log begins, and what is made again from the whole log
+    make_plan   whether the end that the walk found is accepted, and what is cut off, written again, rebuilt and sealed
 
 Both raise `CorruptionError` if bytes are missing that were provably synced, unless the caller accepts the loss.
 """
@@ -52,10 +52,10 @@ class Place(Enum):
     CLEAN_END = "at C"
     CHAINED_SEGMENT = "at the newest segment to whose first record a unit points"
     BROKERS_START = "where a broker's own recovery begins"
-    HIGHER_START = "there, or at C if that is higher"
+    HIGHER_START = "where a broker's own recovery begins, or at C if that is higher"
     LOG_BEGIN = "at the log's first byte"
     BEHIND_UNITS = "behind the last record that a unit points to"
-    UNITS_OR_CLEAN_END = "there, or at C if records lead from there to C"
+    UNITS_OR_CLEAN_END = "behind the last record that a unit points to, or at C if records lead from there to C"
 
 
 class Durable(Enum):
@@ -94,7 +94,7 @@ class Inventory:
         A queue that has units although the log has no segment; empty: there is none, or they prove nothing.
     segments_lost : LostEnd | None
         The last segment ends below C.
-    begun : Derived
+    half_remade : Derived
         What a recovery was making again when it was killed.
     missing : Derived
         Of what there is no folder, or no file.
@@ -120,7 +120,7 @@ class Inventory:
     has_segments: bool
     units_without_log: str
     segments_lost: LostEnd | None
-    begun: Derived
+    half_remade: Derived
     missing: Derived
     wanted: Derived
     has_queues: bool
@@ -136,7 +136,7 @@ class Inventory:
 
 
 @dataclass(frozen=True)
-class Begin:
+class WalkStart:
     """Where the walk begins, and what it may trust.
 
     Parameters
@@ -263,7 +263,7 @@ class Plan:
     below : QueueRuns
         The numbers of the records below the walk.
     lost_queues, short : frozenset of (topic, queue id)
-        See `Begin` and `Evidence`.
+        See `WalkStart` and `Evidence`.
     to_look_at : dict of str -> list of int
         The queues whose units behind the log's end become zeros, besides those that get new units.
     seals_hold : bool
@@ -298,7 +298,7 @@ class Plan:
 # ---- where the walk begins
 
 
-def begin(inventory: Inventory, *, accept_loss: bool) -> Begin:
+def walk_start(inventory: Inventory, *, accept_loss: bool) -> WalkStart:
     """Decide where the walk begins, and what it may trust.
 
     Raises
@@ -330,7 +330,7 @@ def begin(inventory: Inventory, *, accept_loss: bool) -> Begin:
         lost = ()
     elif lost:
         rebuilt.append(f"{listed(lost)}: the queues' folders were missing and were rebuilt from the log")
-    return Begin(place, reason, trust, remade, frozenset(lost), tuple(notes), tuple(rebuilt))
+    return WalkStart(place, reason, trust, remade, frozenset(lost), tuple(notes), tuple(rebuilt))
 
 
 def _check_segments(inventory: Inventory, *, accept_loss: bool) -> None:
@@ -346,7 +346,7 @@ def _remade(inventory: Inventory) -> Derived:
     """What is made again from the whole log, because somebody deleted it, or a recovery that was killed left a part."""
     if not inventory.has_segments:
         return Derived.NOTHING
-    remade = inventory.begun | inventory.missing
+    remade = inventory.half_remade | inventory.missing
     # An empty folder is left by a broker that deleted the only topic. The journal says so from the next clean end on.
     if inventory.condition.ours_open and not inventory.has_queues and inventory.had_queues:
         remade |= Derived.QUEUES
@@ -378,8 +378,8 @@ def _place(inventory: Inventory, remade: Derived) -> tuple[Place, str]:
 # ---- where the log ends, and what follows from that
 
 
-def make_plan(inventory: Inventory, begin: Begin, evidence: Evidence, *, accept_loss: bool) -> Plan:
-    """Decide where the log ends, and what is changed.
+def make_plan(inventory: Inventory, begin: WalkStart, evidence: Evidence, *, accept_loss: bool) -> Plan:
+    """Accept or refuse the end that the walk found, and decide what is changed.
 
     Raises
     ------
@@ -390,7 +390,9 @@ def make_plan(inventory: Inventory, begin: Begin, evidence: Evidence, *, accept_
     end = kept.end.physical_offset
 
     report = RecoveryReport(begin.reason, start=evidence.walked.start)
-    report.notes += [*begin.notes, evidence.levels] if evidence.levels else begin.notes
+    report.notes += begin.notes
+    if evidence.levels:
+        report.notes.append(evidence.levels)
     for note in begin.rebuilt:
         report.note_queues(note)
     _check_end(inventory, evidence, report, accept_loss=accept_loss)
@@ -421,7 +423,7 @@ def make_plan(inventory: Inventory, begin: Begin, evidence: Evidence, *, accept_
     )
 
 
-def _index_step(inventory: Inventory, begin: Begin, evidence: Evidence, report: RecoveryReport) -> IndexStep:
+def _index_step(inventory: Inventory, begin: WalkStart, evidence: Evidence, report: RecoveryReport) -> IndexStep:
     if Derived.INDEX in begin.remade:
         return IndexStep.REMADE
     kept = evidence.kept

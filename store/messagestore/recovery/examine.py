@@ -31,7 +31,6 @@ from messagestore.log.seal_check import short_queues
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, leads_to, rows_of
 from messagestore.recovery.decide import (
-    Begin,
     Behind,
     Derived,
     Evidence,
@@ -40,6 +39,7 @@ from messagestore.recovery.decide import (
     Place,
     RecordBehind,
     UnitBehind,
+    WalkStart,
 )
 from messagestore.recovery.journal import batch_units, read_journal
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
@@ -200,7 +200,7 @@ class Examination:
             has_segments=bool(self.log.offsets),
             units_without_log=self._units_without_log(),
             segments_lost=lost,
-            begun=rebuild_begun(files),
+            half_remade=rebuild_begun(files),
             missing=missing,
             wanted=Derived.QUEUES if index is None else Derived.BOTH,
             has_queues=bool(self.queues),
@@ -259,12 +259,12 @@ class Examination:
 
     # ---- the walk
 
-    def walk(self, begin: Begin, *, accept_loss: bool, already_lost: bool) -> Evidence:
+    def walk(self, begin: WalkStart, *, accept_loss: bool, already_lost: bool) -> Evidence:
         """Walk over the log, and look at what lies behind the last record that counts.
 
         Parameters
         ----------
-        begin : Begin
+        begin : WalkStart
         accept_loss : bool
             The caller accepts that the end of the log is lost: no unit is asked about it.
         already_lost : bool
@@ -361,7 +361,7 @@ class Examination:
                 return segment
         return self.log.min_offset
 
-    def _survey(self, before: LogEnd, begin: Begin, doubtful: set[Key]) -> tuple[Survey, QueueRuns]:
+    def _survey(self, before: LogEnd, begin: WalkStart, doubtful: set[Key]) -> tuple[Survey, QueueRuns]:
         """Walk over the log; returns the walk, and the numbers below it of the queues that need them.
 
         The units of a doubtful queue do not lead up to its first record here, so its numbers come from the records
@@ -376,7 +376,7 @@ class Examination:
                 return survey, below
             doubtful = doubtful | runs.doubtful
 
-    def _look_below(self, start: int, begin: Begin, doubtful: set[Key]) -> QueueRuns:
+    def _look_below(self, start: int, begin: WalkStart, doubtful: set[Key]) -> QueueRuns:
         """The queue offsets of records below the survey's start, for queues whose files do not show them."""
         everything = begin.are_queues_remade
         if not doubtful and not everything:
@@ -387,7 +387,7 @@ class Examination:
         below.doubtful = doubtful
         return below
 
-    def _queues_to_look_at(self, begin: Begin) -> dict[str, list[int]]:
+    def _queues_to_look_at(self, begin: WalkStart) -> dict[str, list[int]]:
         """The queues that may have units above the clean end, by topic.
 
         A crashed writer of this project has left units there only in the queues of records after the clean end. One
@@ -402,7 +402,7 @@ class Examination:
         }
 
     def _behind(
-        self, begin: Begin, walked: Survey, queues: dict[str, list[int]], *, accept_loss: bool
+        self, begin: WalkStart, walked: Survey, queues: dict[str, list[int]], *, accept_loss: bool
     ) -> Iterator[Behind]:
         """What lies behind the walk's end and proves that more was on the disk."""
         end, condition = walked.end, self.condition

@@ -93,7 +93,7 @@ def _recovered(examined: Examination, *, accept_loss: bool) -> tuple[LogWriter, 
         return LogWriter(files, state, clean_end, examined.journal), report
 
     inventory = examined.inventory()
-    begin = decide.begin(inventory, accept_loss=accept_loss)
+    begin = decide.walk_start(inventory, accept_loss=accept_loss)
     evidence = examined.walk(begin, accept_loss=accept_loss, already_lost=inventory.segments_lost is not None)
     plan = decide.make_plan(inventory, begin, evidence, accept_loss=accept_loss)
 

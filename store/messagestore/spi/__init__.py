@@ -1,8 +1,8 @@
 """What the Spark connector and the command line use besides the public API. It makes no promises to users.
 
-`interface` defines the methods of a store. `local` implements them with the files of this host; a store on another host
-would be a second implementation. The functions here need no store: they turn columns into records and back, and check
-names. What only operators ask about the files of a store on this host is `messagestore.inspect`.
+`interface` defines the methods of a store. `local` implements them with the files of this host, `remote` by a server on
+another host, and `rocketmq` by running brokers. The functions here need no store: they turn columns into records and
+back, and check names. What only operators ask about the files of a store on this host is `messagestore.inspect`.
 """
 
 from messagestore.batches.append import APPENDED, PlannedWrite

@@ -1,8 +1,8 @@
 """The interface between the connector and a store: the methods of a store, and the values that they exchange.
 
 Every value consists of whole numbers, text, bytes and buffers, so that it can be sent to another host. No value holds
-an open file. A store on this host is opened by `messagestore.spi.local`; a store on another host would be a
-second implementation of `Stores`, `StoreReader` and `StoreWriter`.
+an open file. `messagestore.spi.local` opens a store on this host, `remote` one behind a server on another host, and
+`rocketmq` that of a running broker. Each implements `Stores`, `StoreReader` and `StoreWriter`, or the part it can.
 
     describe                     says which store this is, and what tasks must know about it
     ends                         says how far its queues reach

@@ -56,7 +56,7 @@ def inventory(left: Left = Left.IN_FLIGHT, **changes: Any) -> Inventory:
         has_segments=True,
         units_without_log="",
         segments_lost=None,
-        begun=Derived.NOTHING,
+        half_remade=Derived.NOTHING,
         missing=Derived.NOTHING,
         wanted=Derived.BOTH,
         has_queues=True,
@@ -170,13 +170,13 @@ BEGINS: dict[str, tuple[Inventory, Place, str, Derived]] = {
     ),
     "the index is gone": (inventory(missing=Derived.INDEX), Place.CLEAN_END, "a writer crashed", Derived.INDEX),
     "the index is gone, and not wanted": (
-        inventory(missing=Derived.INDEX, begun=Derived.INDEX, wanted=Derived.QUEUES),
+        inventory(missing=Derived.INDEX, half_remade=Derived.INDEX, wanted=Derived.QUEUES),
         Place.CLEAN_END,
         "a writer crashed",
         Derived.NOTHING,
     ),
     "a rebuild of everything was killed": (
-        inventory(begun=Derived.BOTH),
+        inventory(half_remade=Derived.BOTH),
         Place.CLEAN_END,
         "a writer crashed",
         Derived.BOTH,
@@ -186,16 +186,16 @@ BEGINS: dict[str, tuple[Inventory, Place, str, Derived]] = {
 
 def test_a_state_that_cannot_be_read_is_no_record_that_is_gone() -> None:
     """The report named a record that nobody had looked for."""
-    (note,) = decide.begin(inventory(Left.UNREADABLE, state=None, anchored=None), accept_loss=False).notes
+    (note,) = decide.walk_start(inventory(Left.UNREADABLE, state=None, anchored=None), accept_loss=False).notes
     assert note.startswith("`spark/state` could not be read")
-    (note,) = decide.begin(inventory(anchored=None), accept_loss=False).notes
+    (note,) = decide.walk_start(inventory(anchored=None), accept_loss=False).notes
     assert note.startswith("the record before the clean end is gone")
 
 
 @pytest.mark.parametrize("row", BEGINS)
 def test_where_the_walk_begins(row: str) -> None:
     found, place, reason, remade = BEGINS[row]
-    begin = decide.begin(found, accept_loss=False)
+    begin = decide.walk_start(found, accept_loss=False)
     assert (begin.place, begin.reason, begin.remade) == (place, reason, remade)
     assert begin.trust.own == (place is Place.CLEAN_END)
     assert begin.trust.units == (Derived.QUEUES not in remade)
@@ -221,7 +221,7 @@ def test_every_way_to_leave_a_store_has_a_row() -> None:
 def test_a_queue_without_a_folder_is_rebuilt_unless_a_broker_may_have_deleted_it(
     left: Left, rebuilt: set[tuple[str, int]]
 ) -> None:
-    begin = decide.begin(inventory(left, lost_queues=(QUEUE,)), accept_loss=False)
+    begin = decide.walk_start(inventory(left, lost_queues=(QUEUE,)), accept_loss=False)
     assert begin.lost_queues == rebuilt
     assert bool(begin.rebuilt) == bool(rebuilt)
     assert bool(begin.notes) != bool(rebuilt)
@@ -230,14 +230,14 @@ def test_a_queue_without_a_folder_is_rebuilt_unless_a_broker_may_have_deleted_it
 def test_segments_that_are_missing_are_refused_before_the_walk() -> None:
     short = inventory(segments_lost=LOST)
     with pytest.raises(CorruptionError, match="records up to 2000 at least"):
-        decide.begin(short, accept_loss=False)
-    assert decide.begin(short, accept_loss=True).place is Place.CLEAN_END
+        decide.walk_start(short, accept_loss=False)
+    assert decide.walk_start(short, accept_loss=True).place is Place.CLEAN_END
     with pytest.raises(CorruptionError, match="none, but t/0 has units"):
-        decide.begin(inventory(units_without_log="t/0", has_segments=False), accept_loss=True)
+        decide.walk_start(inventory(units_without_log="t/0", has_segments=False), accept_loss=True)
 
 
 def planned(found: Inventory, seen: Evidence, *, accept_loss: bool = False) -> Plan:
-    begin = decide.begin(found, accept_loss=accept_loss)
+    begin = decide.walk_start(found, accept_loss=accept_loss)
     return decide.make_plan(found, begin, seen, accept_loss=accept_loss)
 
 
