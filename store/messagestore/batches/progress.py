@@ -29,8 +29,8 @@ from messagestore.files.consumer_offsets import ConsumerOffsets, offsets_locked
 from messagestore.files.disk import Disk
 from messagestore.files.group_locks import GroupLocks
 from messagestore.format import arguments, batch_record
-from messagestore.format.message import check_group, check_readable_queue
-from messagestore.log.group_progress import pending_places, settle
+from messagestore.format.message import BATCH_TOPIC, check_group, check_readable_queue, group_fault
+from messagestore.log.group_progress import last_places, pending_places, settle
 from messagestore.log.store_files import StoreFiles
 from messagestore.signal_handlers import pass_on
 from messagestore.writer.log_writer import LogWriter
@@ -214,7 +214,9 @@ class Move:
 
 
 def settle_progress(writer: LogWriter) -> None:
-    """Write progress that is pending into the table. Call under the writer's mutex, when nothing is in flight.
+    """Write progress that is pending into the table, and lower what a log that lost its end does not bear out.
+
+    Call under the writer's mutex, when nothing is in flight.
 
     Raises
     ------
@@ -228,6 +230,7 @@ def settle_progress(writer: LogWriter) -> None:
         return
     with offsets_locked(files.disk, files.paths.root, "progress of batches", _TIMEOUT_S):
         table.load_to_save()
+        _go_back(files, writer.end.physical_offset, table)
         _take_over(files, writer.end.physical_offset, table)
         table.save()
 
@@ -261,6 +264,32 @@ def _table(files: StoreFiles) -> ConsumerOffsets:
     table = ConsumerOffsets(files.disk, files.paths.root)
     table.writes_what_is_there = True
     return table
+
+
+def _go_back(files: StoreFiles, end: int, table: ConsumerOffsets) -> None:
+    """Move groups that are beyond the ends of queues to where the last BATCH records that are left moved them."""
+    if table.settled is None or table.settled <= files.queue(BATCH_TOPIC, 0).end(limit=end):
+        return
+    names = files.queue_names()
+    beyond = {
+        (group, topic, queue_id): offset
+        for group, topics in table.topics_of_groups().items()
+        for topic in names.keys() & topics
+        for queue_id, offset in table.get(topic, group).items()
+        if group_fault(group) is None and offset > files.queue(topic, queue_id).end(limit=end)
+    }
+    for (group, topic, queue_id), after in last_places(files, end, beyond.keys()).items():
+        table.update(topic, group, {queue_id: after})
+        _log.warning(
+            "%s: consumer group %s had read %s/%d up to %d, but the end of the log is gone. The group continues at %d, "
+            "to which the last batch that is left moved it",
+            table.path,
+            group,
+            topic,
+            queue_id,
+            beyond[group, topic, queue_id],
+            after,
+        )
 
 
 def _take_over(files: StoreFiles, end: int, table: ConsumerOffsets) -> None:

@@ -9,11 +9,14 @@ table `config/consumerOffset.json` is written behind it. What a kill leaves betw
 Whoever reads the table adds what is pending. Whoever writes it does so first, under the table's lock, so what is
 written later counts more. A BATCH record moves no group that is further than where it was when the batch was
 appended: if a broker has moved it on since, the broker's place stays.
+
+If the log loses its end, the table is ahead of it: more BATCH records are settled than there are. A group that is
+beyond the end of a queue then goes back to where the last BATCH record that is left moved it (`last_places`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +30,8 @@ from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_search import known_batch
 from messagestore.log.store_files import StoreFiles
 
+Row = tuple[str, str, int]
+"""A group, and one of its queues: topic and queue id."""
 _NONE = -1
 _TAGS_CODE = tags_code(PROGRESS_TAG)
 _UNITS = 1 << 16
@@ -85,6 +90,45 @@ def pending_places(files: StoreFiles, end: int, table: ConsumerOffsets) -> Itera
     queue = files.queue(BATCH_TOPIC, 0)
     for places, _ in _carrying(files.commit_log, table.settled, queue.end(limit=end), queue.read):
         yield from places
+
+
+def last_places(files: StoreFiles, end: int, rows: Collection[Row]) -> dict[Row, int]:
+    """Where the last BATCH records of a log that ends at `end` moved groups, for rows whose queue bears that out.
+
+    The message before the place must lie before the record: the queue of a topic that was made again since does not
+    bear a place of the old one out.
+    """
+    found: dict[Row, int] = {}
+    queue, missing = files.queue(BATCH_TOPIC, 0), set(rows)
+    first = queue.end(limit=end)
+    while missing and first > 0:
+        last, first = first, max(first - _UNITS, 0)
+        pieces = list(_carrying(files.commit_log, first, last, queue.read))
+        for physical_offset in reversed([place for places, _ in pieces for place in places]):
+            batch = known_batch(files.commit_log, physical_offset)
+            for row, after in _moved(batch) if batch is not None else ():
+                if row in missing:
+                    missing.discard(row)
+                    if _is_before(files, row, after, physical_offset, end):
+                        found[row] = after
+    return found
+
+
+def _moved(batch: BatchRecord) -> Iterator[tuple[Row, int]]:
+    for group, topics in batch.progress.items():
+        for topic, rows in topics.items():
+            for queue_id, _, after in rows:
+                yield (group, topic, queue_id), after
+
+
+def _is_before(files: StoreFiles, row: Row, after: int, physical_offset: int, end: int) -> bool:
+    """Whether the message before a place is in the queue, and lies before a physical offset."""
+    _, topic, queue_id = row
+    queue = files.queue(topic, queue_id)
+    if not 0 < after <= queue.end(limit=end):
+        return False
+    begin = queue.search_physical(files.commit_log.min_offset)
+    return begin < after and int(queue.read(after - 1, 1)["physical_offset"][0]) < physical_offset
 
 
 def _carrying(

@@ -269,6 +269,55 @@ def test_messages_that_are_gone_move_nothing(root: Path) -> None:
     assert appended(root) == 0
 
 
+def lose_the_last_segment(root: Path) -> None:
+    """Lose it, with what was put since it began, and go on without it."""
+    last = max((root / "commitlog").iterdir())
+    assert int(last.name), "all of the log"
+    last.unlink()
+    MessageStore.open(root, SMALL, accept_loss=True).close()
+
+
+def next_segment(store: MessageStore) -> None:
+    for _ in range(3):
+        store.put_message(Message("fill", bytes(7000), queue_id=0))
+
+
+def test_after_an_accepted_loss_a_group_is_where_the_results_that_are_left_end(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It went on at 0, and a pipe appended all of its results a second time."""
+    with MessageStore.open(root, SMALL) as store:
+        append(store, {"g": {IN: 3}})
+        append(store, {"g": {IN: 5}})
+        next_segment(store)
+        fill(store)
+        append(store, {"g": {IN: COUNT + 4}})
+    lose_the_last_segment(root)
+    assert appended(root) == 2
+    assert place(root) == 5
+    assert "group g had read in/0 up to 10, but the end of the log is gone. The group continues at 5" in caplog.text
+
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        (messages,) = consumer.poll().values()
+        assert [message.queue_offset for message in messages] == [5]
+        append(store, consumer.positions())
+    assert place(root) == COUNT
+
+
+def test_after_an_accepted_loss_a_place_in_a_topic_that_was_deleted_does_not_count(root: Path) -> None:
+    """The last batch that is left moved the group in the old topic: its number would pass over new messages."""
+    with MessageStore.open(root, SMALL) as store:
+        append(store, {"g": {IN: 4}})
+        store.delete_topic("in")
+        fill(store)
+        next_segment(store)
+        fill(store)
+        append(store, {"g": {IN: COUNT + 4}})
+    lose_the_last_segment(root)
+    with MessageStore.open(root, SMALL), Consumer(root, "g", "in", config=SMALL) as consumer:
+        assert len(consumer.poll()[IN]) == COUNT
+
+
 def test_positions_count_for_one_batch(root: Path) -> None:
     """Two batches with the results of the same messages are not there together, and a repeated one doubles them."""
     with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
