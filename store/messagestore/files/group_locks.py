@@ -15,11 +15,12 @@ Threads: one. Processes: any number.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
 from messagestore.errors import StoreFullError
-from messagestore.files.disk import Disk
+from messagestore.files.disk import Disk, File
 from messagestore.files.writer_lock import LockFile
 from messagestore.format.xxh3 import xxh3
 
@@ -49,6 +50,17 @@ class GroupLocks(LockFile):
         self._group = group
         self._slots: dict[str, int] = {}
         self.held: set[tuple[str, int]] = set()
+
+    def _open(self) -> File:
+        try:
+            return super()._open()
+        except OSError as error:
+            if error.errno == errno.EROFS:
+                error.add_note(
+                    f"{self.path}: workers of a consumer group lock this file, and its file system is mounted "
+                    "read-only. Mount it writable, or read without a group (`MessageStore.open_read_only`)"
+                )
+            raise
 
     def _base(self, topic: str) -> int:
         return xxh3(f"{self._group}\0{topic}".encode()) % _HASHES * _TOPIC_SIZE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -208,6 +211,15 @@ def test_a_lock_file_that_was_removed_is_noticed_and_nothing_is_committed_over_a
                 first.commit()
             balanced(first, second, until=lambda: shares(first, second) == [4, 4])
     assert "was removed or replaced" in caplog.text
+
+
+def test_a_group_on_a_read_only_mount_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an `OSError` without a path."""
+    refused = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    monkeypatch.setattr(Disk, "make_empty", refused)
+    with pytest.raises(OSError, match="Read-only") as raised, worker(root) as consumer:
+        consumer.poll()
+    assert re.search(r"spark/consumers\.lock.*Mount it writable, or read without a group", raised.value.__notes__[0])
 
 
 def test_the_kernel_names_every_lock_of_others(tmp_path: Path) -> None:
