@@ -102,8 +102,9 @@ class IndexService:
                     0,
                     f"{file.size} bytes (maxHashSlotNum {self.slot_count}, maxIndexNum {self.max_entry_count})",
                     f"{size} bytes",
-                    hint="Open the store with the settings with which it was written. Or delete the folder index: "
-                    "recovery rebuilds it from the log.",
+                    hint="Open the store with the settings with which it was written (`--store-config`; a broker's are "
+                    "in its own file). Or delete the folder index while no broker runs on the store: recovery rebuilds "
+                    "it from the log.",
                 )
             files.append(file)
         self.files = files

@@ -665,8 +665,12 @@ def test_load_skips_what_rocketmq_skips(tmp_path: Path):
 def test_another_size_is_refused_with_the_settings(tmp_path: Path):
     """Slot and entry counts are not in the file: read with others, every byte would mean something else."""
     put(make(tmp_path, 7, 10), [Record(0, NOW_MS, [1])])
-    with pytest.raises(CorruptionError, match=r"maxHashSlotNum 7, maxIndexNum 11.*settings with which it was written"):
+    with pytest.raises(
+        CorruptionError, match=r"maxHashSlotNum 7, maxIndexNum 11.*settings with which it was written"
+    ) as error:
         make(tmp_path, 7, 11)
+    assert "`--store-config`" in str(error.value)  # a broker that runs would go on without the folder
+    assert "delete the folder index while no broker runs" in str(error.value)
 
 
 def test_ranges(tmp_path: Path):
