@@ -26,7 +26,8 @@ class Cursor:
     position : int
         The number of the next message to hand out.
     floor : int
-        Up to here the group's progress is written, so that less need not be; -1: not known, or sought back.
+        Up to here the group's progress is written, so that less need not be; -1: not known, beyond the queue's end, or
+        sought back.
     last : ConsumedMessage | None
         The last message that was handed out since the last seek.
     before : tuple of int | None
@@ -61,7 +62,7 @@ class Cursor:
     def __init__(self, queue: Queue, position: int, floor: int) -> None:
         self.queue = queue
         self.position = self.end = position
-        self.floor = floor
+        self.floor = floor if floor <= position else -1  # beyond the queue's end: what is read now is new
         self.bases: tuple[int, ...] = (floor, position)  # two, if what the group has lies beyond the queue's end
         self.last: ConsumedMessage | None = None
         self.before: tuple[int, Place] | None = None

@@ -318,6 +318,24 @@ def test_after_an_accepted_loss_a_place_in_a_topic_that_was_deleted_does_not_cou
         assert len(consumer.poll()[IN]) == COUNT
 
 
+@pytest.mark.parametrize("piped", [True, False], ids=["pipe", "commit"])
+def test_after_an_accepted_loss_a_group_that_begins_again_can_be_moved(root: Path, piped: bool) -> None:
+    """Its place beyond the queue's end stayed: `commit` wrote nothing, and each consumer got the same messages again."""
+    with MessageStore.open(root, SMALL) as store:
+        next_segment(store)
+        fill(store)
+    publish_offsets(str(root), "g", {IN: 2 * COUNT})
+    lose_the_last_segment(root)
+    with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
+        assert len(consumer.poll(max_records=4)[IN]) == 4
+        if piped:
+            append(store, consumer.positions())
+        else:
+            consumer.commit()
+    with Consumer(root, "g", "in", config=SMALL) as consumer:
+        assert [message.queue_offset for message in consumer.poll()[IN]] == [4, 5]
+
+
 def test_positions_count_for_one_batch(root: Path) -> None:
     """Two batches with the results of the same messages are not there together, and a repeated one doubles them."""
     with MessageStore.open(root, SMALL) as store, Consumer(root, "g", "in", config=SMALL) as consumer:
