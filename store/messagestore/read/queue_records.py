@@ -28,6 +28,9 @@ READ_BYTES = 16 * 1024 * 1024
 _READ_AHEAD = 2
 _EXTENSION_ADDRESS = -(1 << 31) - 1
 """A tags code at or below this is no hash: it points to the extension file of a broker's ConsumeQueue."""
+_USUAL_SIZE = 256
+"""How large a record is thought to be before the first ones are known. Units that are read for nothing cost as much as
+the others."""
 _MOST_GAPS = 4
 """How many times the requested bytes may be read in order to read the records of a sparse queue together."""
 
@@ -103,9 +106,11 @@ def blocks(
     """
     position = start
     codes = None if tags_codes is None or topic == SCHEDULE_TOPIC else np.array(sorted(tags_codes), np.int64)
+    rows = max_rows if codes is not None else min(max_rows, max(1, max_bytes // _USUAL_SIZE))
     while position < end:
+        asked = min(end, position + rows)
         try:
-            block = _block(view, topic, queue_id, position, min(end, position + max_rows), max_bytes, codes)
+            block = _block(view, topic, queue_id, position, asked, max_bytes, codes)
         except FileNotFoundError as error:
             pass_on(error)
             _check_retention(view, topic, queue_id, position)
@@ -115,6 +120,9 @@ def blocks(
         if block is None:
             _check_retention(view, topic, queue_id, position)
             raise _went_back(view, topic, queue_id, position)
+        looked_at = block.end - position
+        rows = looked_at + looked_at // 8 + 1 if block.end < asked else 2 * rows
+        rows = min(rows, max_rows)
         position = block.end
         yield block
         del block  # so that the next block can use its memory

@@ -203,6 +203,27 @@ def test_small_pieces_are_the_same(tmp_path: Path) -> None:
             assert found == bodies(200)[::2][10:100]
 
 
+def test_pieces_that_are_small_read_few_units_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units cost time, and a piece that its bytes limit leaves most of them to the next."""
+    root, read, units = filled(tmp_path / "s", 2000), list[int](), StoreView.units
+
+    def counted(view: StoreView, topic: str, queue_id: int, first: int, end: int) -> object:
+        found = units(view, topic, queue_id, first, end)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(StoreView, "units", counted)
+    with MessageStore.open_read_only(root) as reader:
+        pieces = list(queue_records.blocks(reader.view, "t", 0, 0, 1000, 1000, 4096))
+        assert [number for piece in pieces for number in piece.queue_offsets] == list(range(1000))
+        assert len(pieces) > 20
+        assert sum(read) < 1500
+
+        read.clear()
+        whole = list(queue_records.blocks(reader.view, "t", 0, 0, 1000, 1000, 1 << 20))
+        assert (len(whole), read) == (1, [1000])
+
+
 def test_a_deleted_queue_is_not_read_as_empty(tmp_path: Path) -> None:
     """Units that were visible and are gone: an error, not an end."""
     root = filled(tmp_path / "s", 10)
