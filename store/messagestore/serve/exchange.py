@@ -63,7 +63,7 @@ class Exchange:
         self._chunked = bool(request.chunked_read)
         self._left = 0 if self._chunked else max(0, int(self.header("Content-Length") or 0))
         self._ended = not self._chunked and not self._left
-        self._in_chunks = False
+        self._begun = b""
         request.sent_headers = True  # what cheroot would send is sent here
 
     def header(self, name: str) -> str:
@@ -172,20 +172,21 @@ class Exchange:
         text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode("utf-8")
         kind = "text/plain; charset=utf-8" if isinstance(body, bytes) else "application/json"
         sent = b"" if self.method == "HEAD" else text
-        self._head(status, [*headers, ("Content-Type", kind)], ("Content-Length", str(len(text))), sent)
+        head = self._head(status, [*headers, ("Content-Type", kind)], ("Content-Length", str(len(text))))
+        frames.send(self._socket, [memoryview(head), memoryview(sent)])
         self.sent += len(sent)
         self._finish()
 
     def begin(self, headers: Sequence[tuple[str, str]] = ()) -> None:
-        """Begin the answer of a stream of frames."""
-        self._in_chunks = True
-        self._head(200, [*headers, ("Content-Type", "application/octet-stream")], ("Transfer-Encoding", "chunked"))
+        """Begin the answer of a stream of frames. Its head leaves with the first: alone, it would wake the client."""
+        kind = ("Content-Type", "application/octet-stream")
+        self._begun = self._head(200, [*headers, kind], ("Transfer-Encoding", "chunked"))
 
     def send(self, pieces: Sequence[memoryview], *, ends: bool = False) -> None:
         """Send a frame; `ends` says that it is the last one of the answer."""
-        chunk = frames.as_chunk(pieces)
-        for block in frames.blocks([*chunk, frames.LAST_CHUNK] if ends else chunk):
-            self._socket.sendall(block)
+        chunk = [memoryview(self._begun), *frames.as_chunk(pieces)]
+        self._begun = b""
+        frames.send(self._socket, [*chunk, frames.LAST_CHUNK] if ends else chunk)
         self.sent += sum(map(len, pieces))
 
     def finish(self, pieces: Sequence[memoryview]) -> None:
@@ -193,8 +194,8 @@ class Exchange:
         self.send(pieces, ends=True)
         self._finish()
 
-    def _head(self, status: int, headers: Sequence[tuple[str, str]], size: tuple[str, str], body: bytes = b"") -> None:
-        """Send the head and a body. The header that says how long the body is comes last: a head without it was cut."""
+    def _head(self, status: int, headers: Sequence[tuple[str, str]], size: tuple[str, str]) -> bytes:
+        """The head of the answer. The header that says how long the body is comes last: a head without it was cut."""
         self.status = status
         if self.is_known and not self._ended and not self._chunked and self._left <= _SMALL_BODY:
             self.rest(_SMALL_BODY)  # so that the connection can be kept
@@ -205,9 +206,7 @@ class Exchange:
         if self._request.close_connection:
             lines.append("Connection: close")
         lines.append(": ".join(size))
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        for block in frames.blocks([memoryview(head), memoryview(body)]):
-            self._socket.sendall(block)
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     def _finish(self) -> None:
         if not self._ended:

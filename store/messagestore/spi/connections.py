@@ -367,8 +367,7 @@ class Connection:
     def send(self, *chunks: list[memoryview], ends: bool = False) -> None:
         """Send frames, each as a chunk; `ends` says that they are the last ones of the body."""
         pieces = [piece for chunk in chunks for piece in frames.as_chunk(chunk)]
-        for block in frames.blocks([*pieces, frames.LAST_CHUNK] if ends else pieces):
-            self._raw.sock.sendall(block)
+        frames.send(self._raw.sock, [*pieces, frames.LAST_CHUNK] if ends else pieces)
 
     def receive(self) -> None:
         """Receive the head of the answer, also of one that came before the body was sent."""

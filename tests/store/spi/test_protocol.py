@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import socket
+import threading
 import typing
 import zlib
 from pathlib import Path
@@ -376,6 +378,42 @@ def test_a_buffer_has_the_crc_of_all_its_blocks(size: int):
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     found = read(b"".join(frames.packed({"a": 1}, [("x", data)], with_crcs=True)))
     assert np.array_equal(found.buffers["x"], data) and found.crcs == {"x": zlib.crc32(data)}
+
+
+def test_a_frame_arrives_whole_if_it_is_taken_in_small_pieces():
+    sender, receiver = socket.socketpair()
+    data = np.random.default_rng(1).integers(0, 256, 3 * frames.BLOCK + 1, np.uint8)
+    pieces = frames.packed({"a": 1}, [("y", data[:9]), ("x", data)])
+
+    def send() -> None:
+        with sender:
+            sender.settimeout(60.0)
+            frames.send(sender, pieces)
+
+    with receiver:
+        sending = threading.Thread(target=send)
+        sending.start()
+        assert b"".join(iter(lambda: receiver.recv(1000), b"")) == b"".join(pieces)
+        sending.join()
+
+
+def test_who_takes_a_block_too_slowly_is_not_served():
+    """Each byte that is taken would let a client keep a stream for another time-out."""
+    sender, receiver = socket.socketpair()
+    ended = threading.Event()
+
+    def take() -> None:
+        while not ended.wait(0.01) and receiver.recv(2048):
+            pass
+
+    with sender, receiver:
+        sender.settimeout(0.5)
+        taking = threading.Thread(target=take)
+        taking.start()
+        with pytest.raises(TimeoutError):
+            frames.send(sender, [memoryview(bytes(64 * frames.BLOCK))])
+        ended.set()
+        taking.join()
 
 
 def test_random_damage_of_a_frame_is_refused_or_harmless():

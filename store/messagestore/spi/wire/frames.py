@@ -10,7 +10,10 @@ stream has `done` or `error` in its head. A stream that ends without one was cut
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +30,7 @@ HEAD_SIZE = _SIZE.size
 MOST_VALUES = 2_000_000
 """How many values a JSON text may have."""
 BLOCK = 256 * 1024
-"""How many bytes are sent or received at a time: a time-out counts for each time."""
+"""How many bytes TLS sends, or anybody receives, at a time: a time-out counts for each time."""
 LAST_CHUNK = memoryview(b"0\r\n\r\n")
 """The end of an HTTP body in chunks."""
 _TOGETHER = 64 * 1024
@@ -72,12 +75,31 @@ def as_chunk(pieces: Sequence[memoryview]) -> list[memoryview]:
     return [memoryview(b"%x\r\n" % sum(map(len, pieces))), *pieces, memoryview(b"\r\n")]
 
 
-def blocks(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The pieces of a frame as they are sent: large ones are divided, so that none has more than `BLOCK` bytes, and
-    small ones that follow each other are put together, since each that is sent wakes the receiver.
+def send(sock: socket.socket, pieces: Iterable[memoryview]) -> None:
+    """Send the pieces of a frame.
 
-    A socket's time-out counts for all that `sendall` is given. Whoever takes a large piece slowly is not silent.
+    The socket's time-out counts for each `BLOCK` bytes: who takes a large piece slowly is not silent. `sendall` would
+    count it for all that it is given, and small calls cost more. So does `send` with TLS, which gets blocks.
+
+    Raises
+    ------
+    TimeoutError
+        The receiver has taken less than a block in this time.
     """
+    most = BLOCK if isinstance(sock, ssl.SSLSocket) else None
+    timeout_s, since_s, taken = sock.gettimeout(), time.monotonic(), 0
+    for left in _together(pieces):
+        while len(left):
+            count = sock.send(left[:most])
+            left, taken = left[count:], taken + count  # noqa: PLW2901
+            if taken >= BLOCK:
+                since_s, taken = time.monotonic(), 0
+            elif timeout_s is not None and time.monotonic() - since_s > timeout_s:
+                raise TimeoutError(f"only {taken:,} bytes were taken in {timeout_s:g} s")
+
+
+def _together(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The pieces, but small ones that follow each other as one, since each that is sent wakes the receiver."""
     together = bytearray()
     for piece in pieces:
         if len(together) + len(piece) <= _TOGETHER:
@@ -86,8 +108,7 @@ def blocks(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
         if together:
             yield memoryview(together)
             together = bytearray()
-        for start in range(0, len(piece), BLOCK):
-            yield piece[start : start + BLOCK]
+        yield piece
     if together:
         yield memoryview(together)
 
