@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -181,6 +182,12 @@ class Exchange:
         """Begin the answer of a stream of frames. Its head leaves with the first: alone, it would wake the client."""
         kind = ("Content-Type", "application/octet-stream")
         self._begun = self._head(200, [*headers, kind], ("Transfer-Encoding", "chunked"))
+
+    def has_room(self) -> bool:
+        """Whether a small frame can be sent without waiting for the client."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def send(self, pieces: Sequence[memoryview], *, ends: bool = False) -> None:
         """Send a frame; `ends` says that it is the last one of the answer."""

@@ -4,7 +4,7 @@ The order of the checks is that of their cost, and all of them come before the b
 the path one of ours, do both sides speak the same protocol, is the token valid, does its role allow the request, is
 there a place for a stream, may the client stage more.
 
-Threads: one per request that is being answered.
+Threads: one per request that is being answered, and one that shows that the server is at work on long ones.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class Service:
         self.hosted, self.limits = hosted, limits or Limits()
         self.budget, self.counters = Budget(self.limits), Counters()
         self.staged = StagedBytes(self.limits.staged, hosted.staged)
+        self.signs_of_life = SignsOfLife()
         self.access: Access = access or Everybody()
         self.instance_id, self.spoken = instance_id or uuid.uuid4().hex, spoken
         self.recovering = self.draining = False
@@ -126,6 +127,48 @@ class Service:
     def figures(self) -> bytes:
         """The figures of the store and of this server."""
         return self._metrics() + self.counters.text() + staged_text(self.staged.sums())
+
+
+class SignsOfLife:
+    """Shows every few seconds that the server is at work on requests that take long.
+
+    One thread does so for all of them: to start a thread, and to wait for its end, takes as long as a small commit. It
+    ends when there was nothing to show for a while.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._due_s: dict[Callable[[], None], float] = {}
+        self._runs = False
+
+    @contextlib.contextmanager
+    def shown(self, show: Callable[[], None]) -> Iterator[None]:
+        """Call a function, which must not wait for a client, every few seconds; perhaps once more at the end."""
+        with self._mutex:
+            self._due_s[show] = time.monotonic() + SIGN_OF_LIFE_S
+            if not self._runs:
+                threading.Thread(target=self._show, name="signs of life", daemon=True).start()
+                self._runs = True
+        try:
+            yield
+        finally:
+            with self._mutex:
+                del self._due_s[show]
+
+    def _show(self) -> None:
+        wait_s = SIGN_OF_LIFE_S
+        while True:
+            time.sleep(wait_s)  # who comes meanwhile is due later
+            with self._mutex:
+                now_s = time.monotonic()
+                due = [show for show, due_s in self._due_s.items() if due_s <= now_s]
+                self._due_s.update(dict.fromkeys(due, now_s + SIGN_OF_LIFE_S))
+                if not self._due_s:
+                    self._runs = False
+                    return
+                wait_s = max(0.0, min(self._due_s.values()) - now_s)
+            for show in due:
+                show()
 
 
 class _Request:
@@ -366,22 +409,23 @@ class _Request:
     @contextlib.contextmanager
     def _signs_of_life(self) -> Iterator[threading.Event]:
         """Send a frame every few seconds, so that nobody takes the connection for dead; set the event if it is."""
-        done, gone = threading.Event(), threading.Event()
+        gone, is_over = threading.Event(), False
 
         def show() -> None:
-            try:
-                while not done.wait(SIGN_OF_LIFE_S):
-                    self._send(frames.packed({"alive": True}))
-            except OSError:  # the client went away; a commit is done all the same
-                gone.set()
+            with self._sending:
+                if is_over or gone.is_set() or not self.exchange.has_room():
+                    return
+                try:
+                    self.exchange.send(frames.packed({"alive": True}))
+                except OSError:  # the client went away; a commit is done all the same
+                    gone.set()
 
-        thread = threading.Thread(target=show, name=f"signs of life {self.id}", daemon=True)
-        thread.start()
         try:
-            yield gone
+            with self.service.signs_of_life.shown(show):
+                yield gone
         finally:
-            done.set()
-            thread.join()
+            with self._sending:
+                is_over = True
 
     def _begin(self) -> None:
         self._streaming = True

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from messagestore.batches.staging import StagingWriter
 from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.serve import server as serving
 from messagestore.serve import service as services
+from messagestore.serve.exchange import Exchange
 from messagestore.serve.hosted import Hosted
 from messagestore.serve.limits import MIB, Budget, BusyError, Limits
 from messagestore.serve.server import Server
@@ -612,6 +614,60 @@ def test_a_long_commit_shows_that_it_is_alive(server: Server, monkeypatch: pytes
 
     monkeypatch.setattr(server.service.hosted, "writer", slow)
     assert commit().result.status == "appended"
+
+
+def test_one_thread_shows_signs_of_life_and_ends(monkeypatch: pytest.MonkeyPatch):
+    """One for each request would cost as much as a small commit."""
+    monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.05)
+    signs, shown = services.SignsOfLife(), [0] * 8
+
+    def count(number: int) -> None:
+        shown[number] += 1
+
+    def running() -> int:
+        return sum(thread.name == "signs of life" for thread in threading.enumerate())
+
+    before = running()
+    for _ in range(2):  # it is started again
+        shown[:] = [0] * 8
+        with contextlib.ExitStack() as requests:
+            for number in range(8):
+                requests.enter_context(signs.shown(partial(count, number)))
+            assert running() == before + 1
+            until(lambda: min(shown) >= 3)
+        until(lambda: running() == before)
+
+
+def test_a_client_that_takes_nothing_does_not_hold_up_the_signs_for_others(server: Server, monkeypatch: Any):
+    """One thread shows them all, so it must not wait for a client."""
+    monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr("messagestore.serve.limits._LOOK_S", 0.05)
+    tried: list[bool] = []
+    budget, has_room, first = server.service.budget, Exchange.has_room, list[Exchange]()
+
+    def full(exchange: Exchange) -> bool:
+        first.extend([] if first else [exchange])
+        if exchange is not first[0]:
+            return has_room(exchange)
+        tried.append(has_room(exchange))
+        return False
+
+    monkeypatch.setattr(Exchange, "has_room", full)
+    body = b'{"arguments": {"name": "status"}}'
+    request = f"POST /v1/view HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with contextlib.ExitStack() as others:
+        for _ in range(LIMITS.reports):
+            others.enter_context(budget.report(lambda: False))
+        stopped, served = connected(server), connected(server)
+        stopped.sendall(request)
+        until(lambda: len(tried) > 2)
+        served.sendall(request)
+        until(lambda: b"alive" in served.recv(4096))
+    answer = b""
+    while b'{"done":' not in answer:
+        answer += stopped.recv(1 << 16)
+    assert b"alive" not in answer
+    assert all(tried)
 
 
 def test_a_server_that_accepts_and_says_nothing_is_awaited_once(monkeypatch: pytest.MonkeyPatch):
