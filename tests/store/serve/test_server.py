@@ -322,7 +322,7 @@ def test_a_large_frame_that_is_taken_slowly_is_sent() -> None:
     near, far = socket.socketpair()
     _sockets.extend((near, far))
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-    near.settimeout(0.5)
+    near.settimeout(2.0)
     raw = http.client.HTTPConnection("nobody")
     raw.sock = near
 
@@ -335,8 +335,8 @@ def test_a_large_frame_that_is_taken_slowly_is_sent() -> None:
     connection = Connection(Link("http://nobody:1", RemoteSettings()), raw, was_used=False)
     begin_s = time.monotonic()
     try:
-        connection.send(frames.packed({}, [("data", bytes(4 * MIB))]))
-        assert time.monotonic() - begin_s > 1.0
+        connection.send(frames.packed({}, [("data", bytes(8 * MIB))]))
+        assert time.monotonic() - begin_s > 2.0
     finally:
         near.close()
         thread.join()
