@@ -175,8 +175,8 @@ class MessageStoreListener(StreamingQueryListener):
     ----------
     roots : str
         The root folders of the stores whose bytes are to be estimated, or the URLs of their servers. This process must
-        see the folders. Without one, messages are counted, and bytes are not. A copy that no writer has opened yet has
-        its original's id: of the two, the one that is named first counts.
+        see the folders. Without one, messages are counted, and bytes are not. A copy of the whole folder has the id of
+        the original: of the two, the one that is named first counts. A restored backup has an id of its own.
     token_file, ca_file, cert_file, key_file : str, optional
         How servers are reached, as the options `tokenFile`, `caFile`, `certFile` and `keyFile` of the source; without
         one, the variable `MESSAGESTORE_TOKEN_FILE` (and so on) of the environment counts.

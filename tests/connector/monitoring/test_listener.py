@@ -121,6 +121,26 @@ def test_a_store_and_its_copy_are_told_apart(tmp_path: Path, copy_first: bool) -
     assert paths(listener) == [str(root), str(copy), str(later)]
 
 
+def test_a_copy_of_the_whole_folder_is_the_store_that_is_named_first(tmp_path: Path) -> None:
+    """It keeps the id of the original, also when a writer opens it, so the id cannot tell the two apart."""
+    root, copy = tmp_path / "store", tmp_path / "copy"
+    filled(root, 20)
+    shutil.copytree(root, copy)
+    filled(copy, 30)
+
+    with MessageStore.open_read_only(root, SMALL) as store:
+        store_id = store.store_id
+    with MessageStore.open_read_only(copy, SMALL) as store:
+        assert store.store_id == store_id
+
+    ends = {"endOffset": offset(store_id, t=[1]), "latestOffset": offset(store_id, t=[3])}
+    event = SimpleNamespace(progress=type("Progress", (dict,), {"id": "q"})(progress(ends)))
+    for first, second in ((root, copy), (copy, root)):
+        listener = MessageStoreListener(str(first), str(second))
+        listener.onQueryProgress(event)
+        assert [lag.path for lag in listener.latest["q"]] == [str(first)]
+
+
 def test_messages_that_retention_took_have_no_bytes(tmp_path: Path) -> None:
     root = tmp_path / "store"
     with MessageStore.open(root, SMALL) as store:
