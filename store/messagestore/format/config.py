@@ -657,6 +657,7 @@ def _as_we_read(path: str | Path, lines: list[Property]) -> dict[str, object]:
         A line is no setting, a key is unknown, or a value is no text.
     """
     values_by_key: dict[str, object] = {}
+    blanks: dict[str, int] = {}
     for number, key, value, separator in lines:
         if not separator:
             raise ConfigError(f"{path}: line {number}: found no `=`; allowed is key=value", key=f"line {number}")
@@ -667,6 +668,10 @@ def _as_we_read(path: str | Path, lines: list[Property]) -> dict[str, object]:
         except UnicodeError:
             fault = "found bytes that are not UTF-8. Give a store.properties file (lines of key=value)"
             raise ConfigError(f"{path}: line {number}: {fault}", key=f"line {number}") from None
+        kind = KINDS.get(key, "")
+        if value_of(kind, value) != value_of(kind, value.strip()):
+            blanks[key] = number
+    _tell_of_blanks(str(path), blanks)
     return values_by_key
 
 
@@ -743,6 +748,21 @@ def _list_once(path: str, keys: list[str], lines: list[int], misread: dict[str, 
             number,
             key,
             "false, as for anything but true" if boolean else "its default, as for anything but a whole number",
+        )
+
+
+def _tell_of_blanks(path: str, blanks: dict[str, int]) -> None:
+    """Log, once for a file, which values RocketMQ would not take: a broker's file may have no key of its own."""
+    if not blanks or path in _listed:
+        return
+    _listed.add(path)
+    for key, number in blanks.items():
+        _log.warning(
+            "%s: line %d: there is a blank behind the value of %s. Here it does not count, but a RocketMQ broker would "
+            "not take this value. If this is a broker's file, remove the blank",
+            path,
+            number,
+            key,
         )
 
 

@@ -300,6 +300,27 @@ def test_a_blank_in_a_brokers_file_means_what_it_means_to_the_broker(
         assert own == (True if value is False else int(line.partition("=")[2]))
 
 
+@pytest.mark.parametrize(
+    ("line", "value", "is_told"),
+    [
+        ("fileReservedTime=1 ", 1, True),
+        ("fileReservedTime=1", 1, False),
+        ("fileReservedTime=1\ndeleteWhen=05 ", 1, False),
+        ("fileReservedTime=1\nlockTimeout=30s ", 1, False),
+        ("fileReservedTime=1\nmessageIndexEnable=true ", 1, True),
+    ],
+)
+def test_a_blank_where_it_is_not_known_whose_file_it_is(
+    tmp_path: Path, line: str, value: int, is_told: bool, caplog: pytest.LogCaptureFixture
+):
+    """A broker's file may have only keys that are ours, too. The value counts, and the log says that a broker differs."""
+    path = tmp_path / "broker.conf"
+    path.write_text(f"brokerClusterName=DefaultCluster\nbrokerName=broker-a\n{line}\n")
+    for _ in range(2):
+        assert StoreConfig.load(path).file_reserved_time == value
+    assert caplog.text.count("If this is a broker's file, remove the blank") == is_told
+
+
 @pytest.mark.parametrize("line", ["flushdisktype=SYNC_FLUSH", "brokerrole=SLAVE", "FileReservedTime=1"])
 def test_a_key_that_a_broker_does_not_know_in_this_spelling(tmp_path: Path, line: str):
     path = tmp_path / "broker.conf"
