@@ -5,7 +5,7 @@
 #   make test        all tests but the slow ones   make test ARGS="-k layout"
 #   make test-without-kernel  as on a machine without a C compiler: what the kernel's work is done by instead
 #   make test-deep   the slow ones: the same stories, longer and at random
-#   make crash       every fault injected and counted, in 20 minutes; SHARE=4, as in CI: 13   make crash ARGS="--only images --seed 7"
+#   make crash       every fault injected and counted, in 25 minutes; SHARE=4, as in CI: 10   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #                    (and 10,000 faults between Spark and a store on another host, however long they take)
 #   make interop     the files against RocketMQ's own Java store; SHARE=4, as in CI: a quarter of the random stores   make interop ARGS="-k hand_over"
