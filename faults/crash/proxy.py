@@ -193,7 +193,7 @@ class Proxy:
     def _end_direction(self, pair: _Pair, source: socket.socket) -> None:
         """Pass on nothing more of one end; the other one may go on."""
         pair.ends += 1
-        self._selector.unregister(source)
+        self._ignore(source)
         with contextlib.suppress(OSError):
             pair.other(source).shutdown(socket.SHUT_WR)
         if pair.ends == 2:
@@ -209,12 +209,12 @@ class Proxy:
         elif kind == "half-open":
             pair.silent = True
             for each in (pair.client, pair.server):
-                self._selector.unregister(each)
+                self._ignore(each)
             _reset(pair.server)
         elif kind == "blackhole":
             pair.silent = True
             for each in (pair.client, pair.server):
-                self._selector.unregister(each)
+                self._ignore(each)
         else:
             self.act(kind)
 
@@ -224,12 +224,16 @@ class Proxy:
         except OSError:
             self._end(pair, abruptly=True)
 
+    def _ignore(self, connection: socket.socket) -> None:
+        """Wait no more for what comes. It may have ended already: a send found that its other end has gone."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+
     def _end(self, pair: _Pair, *, abruptly: bool = False) -> None:
         for each in (pair.client, pair.server):
             if each.fileno() < 0:
                 continue
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(each)
+            self._ignore(each)
             if abruptly:
                 _reset(each)
             else:
