@@ -240,7 +240,7 @@ def another_process(crash: Crash, root: Path, *steps: Step) -> Crash:
 
 EVERY = 2
 """How many runs take all listed images between them."""
-QUICK_BY_CHANCE = 3_500
+QUICK_BY_CHANCE = 4_000
 SHRUNK_FAILURES = 3
 """How many failures of each process are reduced; the others are printed as they were found."""
 
