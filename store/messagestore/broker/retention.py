@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from dataclasses import replace
 
@@ -95,6 +96,8 @@ class Retention:
         writer.look_at_disk = self.look_at_disk
         self._unbroken = writer.unbroken("a deletion was interrupted")
         """After an interrupt within a deletion, only the next opening of the store finds out what is left."""
+        self._one_run = threading.RLock()  # a signal handler may begin one within another
+        """One run at a time: another one would delete the files that this one has listed."""
         self._checked_s: float | None = None
         self._corrected_s = time.monotonic()
         self._told = ""
@@ -175,8 +178,11 @@ class Retention:
         StorePoisonedError
             A sync failed.
         """
-        writer, clock = self.writer, _Clock(limit_s, stopping)
+        with self._one_run:
+            return self._run(expiry, _Clock(limit_s, stopping), correct=correct)
 
+    def _run(self, expiry: Expiry, clock: _Clock, *, correct: bool) -> ExpiredFiles:
+        writer = self.writer
         with writer.mutex:
             writer.check_turn()
             writer.check_usable()

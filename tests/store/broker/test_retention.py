@@ -33,6 +33,7 @@ from messagestore import (
 )
 from messagestore.batches.append import Chunks, append_batch
 from messagestore.broker.expired import Expiry, last_delete_time_ms
+from messagestore.files.consume_queue import ConsumeQueue
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.delay_offsets import DelayOffsets
 from messagestore.files.disk import Disk
@@ -115,6 +116,28 @@ def test_segments_go_that_are_old_enough_and_queues_begin_where_the_log_begins(r
         assert left == before[low:]
         assert store.put_message(Message("early", b"next", queue_id=0)).queue_offset == 20
     assert segments(root)[0] == all_segments[3]
+    assert verify(root, CONFIG).findings == []
+
+
+def test_two_runs_at_once_do_not_take_each_others_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`delete_expired_files` beside the session's own thread: FileNotFoundError, of a queue file that it had listed."""
+    age(root, 30, segments(root)[:3])
+    listed, others = threading.Event(), list[threading.Thread]()
+    count_below = ConsumeQueue.count_below
+
+    def slowly(queue: ConsumeQueue, physical_offset: int) -> int:
+        if not listed.is_set():
+            listed.set()
+            others.append(threading.Thread(target=store.delete_expired_files, kwargs={"reserved_hours": 24}))
+            others[0].start()
+            others[0].join(0.5)  # it has to wait until this run is over
+        return count_below(queue, physical_offset)
+
+    with MessageStore.open(root, CONFIG) as store:
+        monkeypatch.setattr(ConsumeQueue, "count_below", slowly)
+        deleted = store.delete_expired_files(reserved_hours=24)
+        others[0].join()
+    assert len(deleted.segments) == 3 and deleted.queue_file_count > 0
     assert verify(root, CONFIG).findings == []
 
 
