@@ -8,6 +8,7 @@
 #   make crash       every fault injected and counted, in 25 minutes; SHARE=4, as in CI: 10   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #                    (and 10,000 faults between Spark and a store on another host, however long they take)
+#                    what a change touches: make crash CHANGED=main (planted bugs), make interop CHANGED=main
 #   make interop     the files against RocketMQ's own Java store; SHARE=4, as in CI: a quarter of the random stores   make interop ARGS="-k hand_over"
 #   make live        the stories beside brokers that run: Spark reads them and writes to them   make live ARGS="-k sink"
 #   make live-deep   500 kills of drivers, tasks, copies, brokers and connections beside brokers that run   make live-deep FAULTS=2000 SEED=7
@@ -34,6 +35,7 @@ STORES  ?= 2000
 HISTORIES ?= 500
 FAULTS  ?= 500
 SHARE   ?= 1
+CHANGED ?=
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 KERNEL := store/messagestore/format/_kernel.abi3.so
@@ -131,6 +133,7 @@ test-deep: setup
 # to stop. Who runs what is said in tests/interop/conftest.py; the order is that of tests/conftest.py.
 # Of histories, Kafka jobs and older brokers it takes a part, which the day chooses (tests/interop/share.py): make interop INTEROP_DAY=739581
 interop: export INTEROP_SHARE := $(SHARE)
+interop: export INTEROP_CHANGED := $(CHANGED)
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
@@ -161,10 +164,10 @@ maven: java
 	  || { echo 'The interop tests need Maven and a JDK 17 or newer. Debian: apt-get install maven default-jdk-headless' >&2; exit 1; }
 
 # Only the mode `spark`, which is part of a run of all modes, starts a Spark.
-CRASH_SPARK = $(if $(filter --only --only=%,$(ARGS)),$(findstring spark,$(ARGS)),all)
+CRASH_SPARK = $(if $(CHANGED)$(filter --only --only=%,$(ARGS)),$(findstring spark,$(ARGS)),all)
 crash: setup xfs
 	@$(if $(CRASH_SPARK),$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the cells of a real Spark are left out' >&2,:)
-	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash --share $(SHARE) $(ARGS)
+	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash --share $(SHARE) $(addprefix --changed ,$(CHANGED)) $(ARGS)
 
 crash-deep: setup xfs
 	@$(MAKE) --no-print-directory java || echo '==> no Java: the cells of a real Spark are left out' >&2

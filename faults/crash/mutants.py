@@ -12,7 +12,7 @@ import importlib
 import io
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from crash import concurrency
+from crash import concurrency, turns
 from crash.counts import Counts, again
 from crash.faults import quiet_threads
 from crash.harness import SMALL, Promise, batch_columns, run_steps, scratch_folder
@@ -44,10 +44,10 @@ from crash.planting import (
     power_cuts,
     second_deaths,
     short_writes,
+    sources_of,
     sync_log,
     without,
 )
-from crash.turns import taken
 from messagestore import BatchConflictError, BatchRequest, MessageStore, StoreError, StorePoisonedError
 from messagestore.batches import append as transaction
 from messagestore.batches import rules as batch_rules
@@ -464,9 +464,17 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
         counts.add(together(named, say=True))
         return counts
 
-    for _, mutants in taken(by_search(MUTANTS), EVERY if quick else 1, seed, part):
-        counts.add(together(mutants))
+    mutants = MUTANTS if turns.changed is None else touched(turns.changed)
+    every = EVERY if quick and turns.changed is None else 1
+    for _, alike in turns.taken(by_search(mutants), every, seed, part):
+        counts.add(together(alike))
     return counts
+
+
+def touched(files: Collection[str]) -> list[Mutant]:
+    """Choose the bugs that are planted in these files, or that may be in any."""
+    sources = [(mutant, sources_of(mutant.planted)) for mutant in MUTANTS]
+    return [mutant for mutant, names in sources if not names or not names.isdisjoint(files)]
 
 
 def together(mutants: Sequence[Mutant], *, say: bool = False) -> Counts:

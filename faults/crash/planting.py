@@ -6,13 +6,17 @@ processes at once. The lists of mutants are in `crash.mutants` and in the `crash
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -27,6 +31,9 @@ from messagestore.files.disk import Disk
 from messagestore.writer.log_writer import LogWriter
 
 MOST_CASES = 1500
+_ROOT = Path(__file__).resolve().parents[2]
+_KERNEL = Path("store", "kernel")
+_BY_NAME = (Path("connector/pyspark_messagestore"), Path("connector/pyspark_messagestore/dashboard"))
 Planted = Callable[[], AbstractContextManager[object]]
 Case = Verdict | Callable[[], Verdict]
 """What is wrong in one case of a search, or what looks for it: a case that is passed over then costs nothing."""
@@ -86,6 +93,49 @@ class Mutant:
     found_by: str
     search: Search
     case: int = 0
+
+
+def sources_of(planted: Planted) -> set[str]:
+    """Name the files in which a bug is planted, as git does: those of every class, module and function that its patch names.
+
+    Empty: the patch is of the harness's own disk, and any file may be the one that has the bug.
+    """
+    found, seen, waiting = set[str](), set[int](), list[Any]([planted])
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+
+        if isinstance(value, str):
+            found |= _named(value)
+        elif isinstance(value, tuple | list):
+            waiting += value
+        elif isinstance(value, ModuleType | type | FunctionType):
+            name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+            if name.partition(".")[0] in ("messagestore", "pyspark_messagestore"):
+                found.add(str(Path(str(sys.modules[name].__file__)).relative_to(_ROOT)))
+            elif isinstance(value, FunctionType) and name.startswith("crash."):
+                waiting += [cell.cell_contents for cell in value.__closure__ or ()]
+                waiting += [value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__]
+        elif inspect.ismethod(value):
+            waiting += [value.__self__, value.__func__]
+    return found
+
+
+def _named(text: str) -> set[str]:
+    """Name the C source, or the module of the connector or of its dashboard (`sink.columns`, `stored.Stored`), that a text is."""
+    if not re.fullmatch(r"[\w.]+", text):
+        return set()
+    parts = text.split(".")
+    paths = [_KERNEL / text]
+    paths += [folder.joinpath(*parts[:count]).with_suffix(".py") for folder in _BY_NAME for count in (1, 2)]
+    return {str(path) for path in paths if (_ROOT / path).is_file()}
+
+
+def _names(code: CodeType) -> set[str]:
+    """What a function and those in it name."""
+    return {*code.co_names}.union(*(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 # ---- searches

@@ -164,6 +164,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         help="take one in N of the cases of the dearest kinds: all of them come to their turn in N times as many runs",
     )
     parser.add_argument(
+        "--changed",
+        metavar="COMMIT",
+        help="run the mode `mutants` alone, with every planted bug of the files that differ from this commit",
+    )
+    parser.add_argument(
         "--deep", type=float, metavar="SECONDS", help="choose cases by chance for so long, instead of the quick profile"
     )
     parser.add_argument(
@@ -176,6 +181,14 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to a file")
 
     options = parser.parse_args(arguments)
+    if options.changed:
+        if options.only not in (None, "mutants"):
+            parser.error(f"--changed is of the mode mutants alone, found --only {options.only}")
+        options.only = "mutants"
+        try:
+            turns.changed = turns.changed_since(_ROOT, options.changed)
+        except ValueError as error:
+            parser.error(f"--changed: {error}")
     modes = [mode for mode in MODES if not options.only or mode.name in options.only.split(",")]
     if not modes or (options.case and len(modes) != 1):
         parser.error(f"--only: found {options.only!r}; the modes are {', '.join(mode.name for mode in MODES)}")
@@ -230,6 +243,7 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
             for part in range(parts):
                 arguments = ["--only", mode.name, "--seed", str(options.seed), "--share", str(options.share)]
                 arguments += ["--part", f"{part}/{parts}"] if mode.parts else []
+                arguments += ["--changed", options.changed] if options.changed else []
                 if options.deep is not None:
                     arguments += ["--deep", f"{options.deep * mode.share / total * options.jobs / parts:.0f}"]
                 waiting.append(Job(mode, arguments, Path(folder, f"{mode.name}-{part}.json")))

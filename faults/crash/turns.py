@@ -18,6 +18,8 @@ from typing import TypeVar
 T = TypeVar("T")
 share = 1
 """A run takes one in so many of the cases that it would take otherwise (`make crash SHARE=4`)."""
+changed: frozenset[str] | None = None
+"""Planted bugs are searched if they are in these files, named as git does (`make crash CHANGED=main`); None: in any."""
 
 
 def runs(every: int) -> int:
@@ -60,6 +62,18 @@ def taken_by_kind(
         runs = every(case)
         if is_taken(next(numbers[runs]), runs, seed, part):
             yield case
+
+
+def changed_since(folder: Path, commit: str) -> frozenset[str]:
+    """Name the files that differ from a commit, with those that are not committed yet; ValueError if there is no such commit."""
+    git = ["git", "-c", f"safe.directory={folder}", "-C", str(folder)]
+    listed = [
+        subprocess.run([*git, *words], capture_output=True, text=True, check=False)
+        for words in (["diff", "--name-only", commit, "--"], ["ls-files", "--others", "--exclude-standard"])
+    ]
+    if listed[0].returncode:
+        raise ValueError(f"git knows no commit {commit!r}: {listed[0].stderr.strip()}")
+    return frozenset(name for done in listed for name in done.stdout.splitlines())
 
 
 def of_commit(folder: Path) -> int:

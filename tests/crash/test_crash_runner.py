@@ -199,6 +199,31 @@ def test_each_bug_is_in_one_share() -> None:
     assert len({mutants.identity(share[0].search) for share in shares}) == len(shares)
 
 
+def test_a_change_touches_the_bugs_that_are_planted_in_it() -> None:
+    names = {mutant.name for mutant in mutants.touched(["store/messagestore/broker/delivery.py"])}
+    assert "a delivery holds the progress before it" in names
+    assert "no directory sync of the CommitLog" in names, "it is planted below every file of the store"
+    assert "the digest leaves out the body" not in names
+    assert "the digest leaves out the body" in {mutant.name for mutant in mutants.touched(["store/kernel/encode.c"])}
+    assert "masked values are shown" in {
+        mutant.name for mutant in mutants.touched(["connector/pyspark_messagestore/dashboard/stored.py"])
+    }
+
+
+def test_few_bugs_are_in_no_file_of_their_own() -> None:
+    """Those are searched after every change."""
+    assert len(mutants.touched([])) < len(mutants.MUTANTS) // 10
+
+
+def test_other_modes_do_not_know_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        runner.main(["--changed", "HEAD", "--only", "images"])
+    assert "--changed is of the mode mutants alone, found --only images" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        runner.main(["--changed", "no-such-commit"])
+    assert "git knows no commit 'no-such-commit'" in capsys.readouterr().err
+
+
 def test_enough_bugs_are_planted() -> None:
     names = [mutant.name for mutant in mutants.MUTANTS]
     assert len(names) == len(set(names)) >= 25

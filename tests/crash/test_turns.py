@@ -66,6 +66,28 @@ def test_the_seed_is_the_number_of_the_commit(tmp_path: Path) -> None:
     assert turns.of_commit(tmp_path / "two") == int(git("show", "-s", "--format=%ct", "HEAD"))
 
 
+def test_what_differs_from_a_commit(tmp_path: Path) -> None:
+    """Also what is not committed, and what git has not been told of."""
+
+    def git(*words: str) -> None:
+        words = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path), *words)
+        subprocess.run(words, capture_output=True, check=True)
+
+    git("init", "-q")
+    for name in ("same", "committed", "edited"):
+        (tmp_path / name).write_text("one")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    git("tag", "first")
+    (tmp_path / "committed").write_text("two")
+    git("commit", "-q", "-a", "-m", "second")
+    (tmp_path / "edited").write_text("three")
+    (tmp_path / "new").write_text("four")
+    assert turns.changed_since(tmp_path, "first") == {"committed", "edited", "new"}
+    with pytest.raises(ValueError, match="git knows no commit 'none'"):
+        turns.changed_since(tmp_path, "none")
+
+
 def test_a_few_runs_take_all_cells_of_a_real_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cells.in_turn(7) == cells.QUICK
     monkeypatch.setattr(turns, "share", 4)

@@ -29,11 +29,15 @@ TOGETHER = {
 _STARTED_S = time.monotonic()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of this folder are marked `java`."""
-    for item in items:
-        if HERE in Path(item.path).parents:
-            item.add_marker(pytest.mark.java)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """All tests of this folder are marked `java`; with CHANGED, those run that are about a change."""
+    mine = [item for item in items if HERE in Path(item.path).parents]
+    for item in mine:
+        item.add_marker(pytest.mark.java)
+    names = share.left_out({item.path.name for item in mine})
+    others = [item for item in mine if item.path.name in names]
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=others)
 
 
 @pytest.hookimpl(optionalhook=True)
