@@ -268,9 +268,9 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
     took_s, used_s = time.monotonic() - began_s, processor_s(resource.RUSAGE_CHILDREN)
     print(f"==> {took_s:.0f} s, {used_s:.0f} s of processors, seed {options.seed}")
     if options.deep is None:
-        print(
-            f"==> the same again: make crash SHARE={options.share} ARGS='--seed {options.seed}'; other parts of all cases: other seeds"
-        )
+        changed = f" CHANGED={options.changed}" if options.changed else ""
+        command = f"make crash SHARE={options.share}{changed} ARGS='--seed {options.seed}'"
+        print(f"==> the same again: {command}; other parts of all cases: other seeds")
     return report(results)
 
 
