@@ -27,11 +27,15 @@ from typing import Any, TypeVar
 
 from messagestore.errors import (
     AccessDeniedError,
+    BatchConflictError,
     CommitUnknownError,
     ConfigError,
+    LostBatchesError,
     ProtocolError,
+    QueryConflictError,
     StoreError,
     StoreUnavailableError,
+    VersionRegressionError,
 )
 from messagestore.format.json_text import bounded_json
 from messagestore.signal_handlers import is_of_handler
@@ -57,6 +61,9 @@ _TCP_CORK = getattr(socket, "TCP_CORK", None)
 _AGAIN = (429, 503)
 _LOST = (502, 504)
 """What a proxy answers that has lost the server, which may have done what it was asked for."""
+_DECIDED = (BatchConflictError, LostBatchesError, QueryConflictError, VersionRegressionError)
+"""Refusals of a store that has looked for the batch. Others, such as a lock that is held, do not say if it is there."""
+_UNKNOWN = "The batch may be in the log or not: commit it again, and it is recognised"
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
@@ -130,9 +137,14 @@ class Link:
         Without `is_repeatable`, it is not done again once the request may have arrived.
         """
         deadline = Deadline(self)
-        while True:
-            with self.attempt(what, deadline, unknown=unknown, is_repeatable=is_repeatable) as connection:
-                return once(connection)
+        try:
+            while True:
+                with self.attempt(what, deadline, unknown=unknown, is_repeatable=is_repeatable) as connection:
+                    return once(connection)
+        except StoreError as error:
+            if not (unknown and deadline.was_sent) or isinstance(error, (CommitUnknownError, *_DECIDED)):
+                raise
+            raise _after_silence(self.url, what, error) from error
 
     def attempt(self, what: str, deadline: Deadline, *, unknown: bool = False, is_repeatable: bool = True) -> Attempt:
         """One try, as a block that ends without an error if there shall be another one after it.
@@ -255,9 +267,7 @@ class Attempt:
     def _give_up(self, reason: Exception, *, was_refused: bool = False) -> None:
         unknown = self._unknown and self._deadline.was_sent
         found = "the server refused" if was_refused else "no answer to"
-        end = "Look at the server's log, and at the network between this host and the server"
-        if unknown:
-            end = "The batch may be in the log or not: commit it again, and it is recognised"
+        end = _UNKNOWN if unknown else "Look at the server's log, and at the network between this host and the server"
         error = (CommitUnknownError if unknown else StoreUnavailableError)(
             f"{self._link.url}: {found} {self._what} for {self._deadline.waited_s:.0f} s (retryTimeout is "
             f"{self._link.settings.retry_timeout_s:g} s), at last: {_words(reason)}. {end}"
@@ -493,6 +503,14 @@ class Connection:
 def to_text(body: dict[str, Any]) -> bytes:
     """The JSON of a request."""
     return json.dumps(values.to_json(body), separators=(",", ":")).encode("utf-8")
+
+
+def _after_silence(url: str, what: str, error: StoreError) -> CommitUnknownError:
+    """The error for what had no answer at first, and then one that does not say whether it was carried out."""
+    unknown = CommitUnknownError(f"{url}: no answer to {what}, and when it was sent again: {error}. {_UNKNOWN}")
+    for note in getattr(error, "__notes__", ()):
+        unknown.add_note(note)
+    return unknown
 
 
 def _words(reason: BaseException) -> str:

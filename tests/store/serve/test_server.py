@@ -28,6 +28,7 @@ from messagestore import (
     MessageStore,
     ProtocolError,
     StoreConfig,
+    StoreLockedError,
     StoreUnavailableError,
     StoreWentBackwardsError,
 )
@@ -597,6 +598,24 @@ def test_a_commit_after_which_a_proxy_has_lost_the_server_is_unknown(server: Ser
         with pytest.raises(CommitUnknownError, match=r"answered 502 Bad Gateway, .* may be in the log or not"):
             commit()
     assert commit().result.status == "appended"
+
+
+def test_a_commit_whose_answer_is_lost_and_that_is_refused_then_is_unknown(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """A local writer had the lock by then: the error said that the batch was not written, and it was."""
+    ends = [ConnectionError("lost"), StoreLockedError("still locked by pid 7", path="lock", holder="pid 7")]
+
+    def fail(self: Any, done: Any) -> None:
+        raise ends.pop(0)
+
+    commit = commit_of(server, settings(), PlannedWrite("5" * 32, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(services._Request, "_end", fail)
+        with pytest.raises(CommitUnknownError, match=r"still locked.* may be in the log or not") as unknown:
+            commit()
+    assert isinstance(unknown.value.__cause__, StoreLockedError)
+    assert commit().result.status == "known"
 
 
 def test_a_long_commit_shows_that_it_is_alive(server: Server, monkeypatch: pytest.MonkeyPatch):
