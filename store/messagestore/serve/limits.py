@@ -271,8 +271,8 @@ class StagedBytes:
         """
         if share.size + size > self._limit:
             raise ProtocolError(
-                f"found a staged file of more than {share.size:,} bytes; allowed are {self._limit:,} for all files "
-                f"of a client (--staged). Write smaller batches or more partitions, or raise the limit"
+                f"found a staged file of at least {share.size + size - 1:,} bytes; allowed are {self._limit:,} for all "
+                f"files of a client (--staged). Write smaller batches or more partitions, or raise the limit"
             )
         client = share.client
         with self._mutex:

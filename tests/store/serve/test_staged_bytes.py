@@ -221,7 +221,7 @@ def test_a_large_file_that_is_over_the_limit_says_so(setting: Setting, monkeypat
 
 def test_a_file_that_can_never_fit_is_refused_at_once(setting: Setting) -> None:
     """It was sent again until `retryTimeout` was over, and then said that there was no answer."""
-    refused(setting, ProtocolError, r"a staged file of more than [\d,]+ bytes; allowed are 25,000 .*--staged")
+    refused(setting, ProtocolError, r"a staged file of at least \d\d,\d+ bytes; allowed are 25,000 .*--staged")
 
 
 def refused(setting: Setting, kind: type[Exception], words: str) -> None:
