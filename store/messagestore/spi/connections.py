@@ -392,12 +392,21 @@ class Connection:
     def _body(self) -> dict[str, Any]:
         response = self._checked()
         try:
-            answer = bounded_json(response.read().decode("utf-8"), frames.MOST_VALUES)
+            answer = bounded_json(self._text(response).decode("utf-8"), frames.MOST_VALUES)
             if not isinstance(answer, dict) or "value" not in answer:
                 raise ValueError("found no value")
         except ValueError as error:
             raise ProtocolError(f"{self._link.url}: the answer is not that of a store's server: {error}") from error
         return answer
+
+    def _text(self, response: http.client.HTTPResponse) -> bytes:
+        """The body of an answer that is no stream; not every server at an address is one of ours."""
+        text = response.read(HEAD_LIMIT + 1)
+        if len(text) > HEAD_LIMIT:
+            raise ProtocolError(f"{self._link.url}: found an answer of more than {HEAD_LIMIT:,} bytes")
+        if response.length:  # `read` with a size does not say that it was cut
+            raise http.client.IncompleteRead(text, response.length)
+        return text
 
     def _checked(self) -> http.client.HTTPResponse:
         """The response, if it is one of success; otherwise its error is raised."""
@@ -408,9 +417,9 @@ class Connection:
         if response.status == 200:
             versions.check(response.headers.get(versions.HEADER, ""), f"server at {self._link.url}")
             return response
-        text = response.read(HEAD_LIMIT)
+        text = self._text(response)
         try:
-            error = failures.from_json(json.loads(text)["error"])
+            error = failures.from_json(bounded_json(text.decode("utf-8"), frames.MOST_VALUES)["error"])
         except (ValueError, TypeError, KeyError) as fault:
             words = f"answered {response.status} {response.reason}, and not as a store's server does"
             if response.status in _LOST:
@@ -418,7 +427,7 @@ class Connection:
             error = StoreUnavailableError(f"{self._link.url}: {words}")
         if response.status in _AGAIN:
             retry_after = response.headers.get("Retry-After", "")
-            raise _AgainError(error, float(retry_after) if retry_after.isdigit() else 0.0)
+            raise _AgainError(error, float(retry_after) if retry_after.isdecimal() else 0.0)
         raise self._refused(error)
 
     def _refused(self, error: Exception) -> Exception:

@@ -25,6 +25,7 @@ from crash.proxy import DOWN, UP, Fault, Proxy
 from messagestore import (
     BatchRequest,
     CommitUnknownError,
+    ConfigError,
     MessageStore,
     ProtocolError,
     StoreConfig,
@@ -819,21 +820,57 @@ def test_a_server_that_is_being_stopped_refuses_and_waits(server: Server):
     server.service.draining = False
 
 
-def test_an_answer_of_somebody_else_is_no_answer():
-    """A proxy, or another service at the port."""
+@contextlib.contextmanager
+def somebody_else(*answers: bytes) -> Iterator[str]:
+    """A proxy, or another service at the port: the URL of a server that gives each answer once and closes."""
     listening = socket.create_server(("127.0.0.1", 0))
 
-    def answer() -> None:
-        sock, _ = listening.accept()
-        sock.recv(4096)
-        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
-        sock.close()
+    def serve() -> None:
+        for answer in answers:
+            sock, _ = listening.accept()
+            with sock, contextlib.suppress(ConnectionError):
+                sock.recv(4096)
+                sock.sendall(answer)
 
-    thread = threading.Thread(target=answer, daemon=True)
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    with pytest.raises(ProtocolError, match="does not say which protocol"):
-        settings().reader(f"http://127.0.0.1:{listening.getsockname()[1]}")
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    thread.join()
     listening.close()
+
+
+def test_an_answer_of_somebody_else_is_no_answer():
+    with (
+        somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello") as url,
+        pytest.raises(ProtocolError, match="does not say which protocol"),
+    ):
+        settings().reader(url)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "409 Conflict", "503 Service Unavailable"])
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000000000", "Transfer-Encoding: chunked"])
+def test_an_answer_without_an_end_is_not_read_to_its_end(status: str, framing: str, monkeypatch: pytest.MonkeyPatch):
+    """It took memory until there was none left."""
+    monkeypatch.setattr("messagestore.spi.connections.HEAD_LIMIT", 1000)
+    body = chunk(bytes(5000)) if "chunked" in framing else bytes(5000)
+    head = f"HTTP/1.1 {status}\r\nMessagestore-Protocol: 1-1\r\n{framing}\r\n\r\n".encode()
+    with somebody_else(head + body) as url, pytest.raises(ProtocolError, match="an answer of more than 1,000 bytes"):
+        settings().reader(url)
+
+
+def test_a_refusal_that_is_cut_is_asked_for_again():
+    """It was taken for one of somebody else."""
+    error = b'{"error": {"class": "ConfigError", "text": "no", "errno": null, "fields": {}}}'
+    head = b"HTTP/1.1 409 Conflict\r\nMessagestore-Protocol: 1-1\r\nContent-Length: %d\r\n\r\n" % len(error)
+    with somebody_else(head + error[:20], head + error) as url, pytest.raises(ConfigError, match="no"):
+        settings().reader(url)
+
+
+def test_an_error_that_is_nested_without_end_is_no_error():
+    text = b"[" * 100_000
+    head = b"HTTP/1.1 409 Conflict\r\nMessagestore-Protocol: 1-1\r\nContent-Length: %d\r\n\r\n" % len(text)
+    with somebody_else(head + text) as url, pytest.raises(StoreUnavailableError, match="not as a store's server does"):
+        settings().reader(url)
 
 
 def test_an_answer_that_is_cut_at_any_byte_of_its_head_is_asked_for_again(server: Server):
