@@ -22,6 +22,7 @@ from typing import Any
 from messagestore.errors import ProtocolError
 from messagestore.spi.wire import frames
 
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
 _MOST_LINE = 64
 _LINGER_S = 1.0
 _LINGER_SIZE = 16 * 1024 * 1024
@@ -126,13 +127,10 @@ class Exchange:
     def _next_chunk(self) -> bool:
         if not self._chunked or self._ended:
             return False
-        line = self._line()
-        try:
-            self._left = int(line.partition(b";")[0].strip(), 16)
-        except ValueError as error:
-            raise ProtocolError("found a chunk without a size") from error
-        if self._left < 0:
-            raise ProtocolError("found a chunk of a negative size")
+        size = self._line().partition(b";")[0].strip()
+        if not size or size.strip(_HEX_DIGITS):  # `int` also takes signs, underscores and 0x, and a proxy does not
+            raise ProtocolError("found a chunk without a size")
+        self._left = int(size, 16)
         if not self._left:
             while self._line():  # trailers
                 pass

@@ -48,6 +48,7 @@ _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s"
 )
+_ONCE = (b"Authorization", b"Content-Length", b"Transfer-Encoding")
 _log = logging.getLogger("messagestore.serve")
 
 
@@ -76,11 +77,37 @@ class _WholeLines:
         return line
 
 
+class _Headers(dict[bytes, bytes]):
+    """The headers of a request. Those that say where its body ends, or whose it is, come once.
+
+    A proxy that reads another one of two values takes what follows the body for another request, perhaps of another
+    client, and so gives each client the answer of the one before it.
+    """
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        if name in _ONCE and name in self:
+            raise ValueError(f"found the header {name.decode('latin-1')} twice; allowed is one")
+        if name == b"Content-Length" and not value.isdigit():
+            raise ValueError("found a Content-Length that is no number")
+        super().__setitem__(name, value)
+
+
 class _HTTPRequest(HTTPRequest):
     def read_request_line(self) -> bool:
         """Read the request line; the headers are read from the same file."""
         self.rfile = _WholeLines(self.rfile)
         return bool(super().read_request_line())  # type: ignore[no-untyped-call]
+
+    def read_request_headers(self) -> bool:
+        """Read the headers; the size of the body is said in one way."""
+        self.inheaders = _Headers()
+        if not super().read_request_headers():  # type: ignore[no-untyped-call]
+            return False
+        if b"Transfer-Encoding" in self.inheaders and (not self.chunked_read or b"Content-Length" in self.inheaders):
+            words = "found the header Transfer-Encoding; allowed is HTTP/1.1, and no Content-Length"
+            self.simple_response("400 Bad Request", words)
+            return False
+        return True
 
 
 class _Connection(HTTPConnection):

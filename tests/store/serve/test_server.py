@@ -401,6 +401,48 @@ def test_only_the_paths_of_the_protocol_are_answered(server: Server, line: str, 
     assert said(sock).split()[1] == b"%d" % status
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Content-Length: 2\r\nContent-Length: 20\r\n",
+        "Content-Length: 20\r\nContent-Length: 2\r\n",
+        "Content-Length: 20\r\n 2\r\n",
+        "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: identity\r\n",
+        "Content-Length: +2\r\n",
+        "Content-Length: 0_2\r\n",
+        "Content-Length: 2\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n",
+    ],
+)
+def test_a_body_whose_size_is_said_in_two_ways_is_no_request(server: Server, head: str):
+    """A proxy may believe the other one, and then gives clients the answers of others."""
+    sock = connected(server)
+    request = f"POST /v1/hello HTTP/1.1\r\n{HEADERS}{head}\r\n".encode()
+    sock.sendall(request + b"{}")
+    sock.shutdown(socket.SHUT_WR)
+    assert said(sock).split()[1] in (b"400", b"501")
+
+
+def test_transfer_encoding_of_http_1_0_is_no_request(server: Server):
+    """It was passed over, and the body was taken for the next request."""
+    sock = connected(server)
+    sock.sendall(
+        f"POST /v1/hello HTTP/1.0\r\n{HEADERS}Connection: Keep-Alive\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    )
+    assert said(sock).split()[1] == b"400"
+
+
+@pytest.mark.parametrize("size", ["0x2", "+2", "-2", "0_2", "", " ", "2 2", "2h"])
+def test_a_chunk_whose_size_is_no_hexadecimal_number_is_refused(server: Server, size: str):
+    sock = connected(server)
+    sock.sendall(
+        f"POST /v1/hello HTTP/1.1\r\n{HEADERS}Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        f"{size}\r\n{{}}\r\n0\r\n\r\n".encode()
+    )
+    assert b"found a chunk without a size" in said(sock)
+
+
 def test_head_is_answered_without_a_body(server: Server):
     """Its length is that of GET's, and the connection is kept: what comes next is the next answer."""
     sock = connected(server)
