@@ -63,6 +63,8 @@ _LOST = (502, 504)
 """What a proxy answers that has lost the server, which may have done what it was asked for."""
 _DECIDED = (BatchConflictError, LostBatchesError, QueryConflictError, VersionRegressionError)
 """Refusals of a store that has looked for the batch. Others, such as a lock that is held, do not say if it is there."""
+_WRONG_TIMES = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 _UNKNOWN = "The batch may be in the log or not: commit it again, and it is recognised"
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
@@ -625,10 +627,14 @@ def _settled(load: Callable[[], _Found]) -> _Found:
 def _tls_fault(url: str, error: ssl.SSLError, *, was_open: bool) -> StoreError | None:
     """What is wrong if another try cannot help; None if one may."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        remedy = (
+            "Give the certificate of its authority as option caFile (--ca-file), or in MESSAGESTORE_CA_FILE, and ask "
+            "for the host by the name that the certificate has"
+        )
+        if error.verify_code in _WRONG_TIMES:
+            remedy = "Replace the certificate, which the server reads again, or set the clock of this host"
         return StoreUnavailableError(
-            f"{url}: the server's certificate is not trusted ({error.verify_message}). Give the certificate of its "
-            f"authority as option caFile (--ca-file), or in MESSAGESTORE_CA_FILE, and ask for the host by the name "
-            f"that the certificate has"
+            f"{url}: the server's certificate is not trusted ({error.verify_message}). {remedy}"
         )
     reason = error.reason or ""
     if not was_open and reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"):

@@ -227,7 +227,7 @@ def test_a_body_is_not_read_before_the_token(
 def test_an_expired_certificate_is_not_trusted(setting: Setting) -> None:
     """The client says so at once; another try would be no use."""
     setting.start(cert=expired(setting.cert, setting.key))
-    with pytest.raises(StoreUnavailableError, match=r"certificate is not trusted \(certificate has expired\)"):
+    with pytest.raises(StoreUnavailableError, match=r"is not trusted \(certificate has expired\)\. Replace"):
         setting.describe(ca_file=f"{setting.cert}.old", retry_timeout_s=600.0)
 
 
