@@ -172,6 +172,7 @@ class AttachedStore:
         self._sessions: tuple[weakref.ref[Session], ...] = ()
         """The sessions, of which some may be gone. It is replaced and never changed."""
         self._last_used_s = 0.0
+        self._waits = True
         self._watcher = Watcher(self._look)
 
     def forget_threads(self) -> None:
@@ -336,6 +337,13 @@ class AttachedStore:
                     )
                 left_s = max(0.0, limit_s - (time.monotonic() - begin_s))
                 waited = True
+            if not self._waits:
+                raise StoreLockedError(
+                    f"{self.paths.root}: this process is ending, and begins nothing more ({description}). Try again "
+                    f"when another one has taken its place",
+                    path=self.paths.writer_lock,
+                    holder=f"pid {os.getpid()}, which is ending",
+                )
 
             before, self._turn_of = self._turn_of, description
             try:
@@ -347,6 +355,17 @@ class AttachedStore:
         finally:
             if any(taken):
                 self.mutex.release()
+
+    @contextlib.contextmanager
+    def nobody_waits(self) -> Iterator[None]:
+        """Until the block ends, no thread of this process waits for another process, or begins anything: it gets a
+        `StoreLockedError` instead. An append that has begun is finished.
+        """
+        self._waits = False
+        try:
+            yield
+        finally:
+            self._waits = True
 
     def open_session(
         self,
@@ -592,7 +611,7 @@ class AttachedStore:
 
     def _take_lock(self, timeout_s: float, description: str) -> None:
         try:
-            self._lock.acquire(timeout_s, description=description)
+            self._lock.acquire(timeout_s, description=description, waits=lambda: self._waits)
         except FileNotFoundError as error:
             pass_on(error)
             raise NotAStoreError(

@@ -42,7 +42,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -562,7 +562,7 @@ class WriterLock(LockFile):
         """
         return self._held and self._at_path()
 
-    def acquire(self, timeout_s: float, *, description: str) -> None:
+    def acquire(self, timeout_s: float, *, description: str, waits: Callable[[], bool] = lambda: True) -> None:
         """Take the lock, waiting at most `timeout_s`; if it is already held, do nothing.
 
         Parameters
@@ -571,11 +571,13 @@ class WriterLock(LockFile):
             0: one try.
         description : str
             What the lock is for ("query 3f2a..., batch 17"); others see it while they wait in vain.
+        waits : function
+            Whether to go on waiting.
 
         Raises
         ------
         StoreLockedError
-            The time-out has expired; the error names the holder.
+            The time-out has expired, or `waits` says no; the error names the holder.
         """
         if self._held:
             return
@@ -587,10 +589,11 @@ class WriterLock(LockFile):
                     break
                 self._close()  # it was removed or replaced since it was opened: lock what is there now
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or not waits():
                 holder = self.holder()
+                waited_s = timeout_s if left <= 0 else round(timeout_s - left, 1)
                 raise StoreLockedError(
-                    f"{self.path}: still locked by {holder} after {timeout_s:g} s. Stop the process that holds it, or "
+                    f"{self.path}: still locked by {holder} after {waited_s:g} s. Stop the process that holds it, or "
                     f"allow more time (lockTimeout; on the command line --wait)",
                     path=self.path,
                     holder=holder,

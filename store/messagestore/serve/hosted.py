@@ -25,6 +25,7 @@ from messagestore.files.disk import Disk, File
 from messagestore.files.staging_files import sizes_of
 from messagestore.format.config import StoreConfig
 from messagestore.log.store_files import Paths
+from messagestore.session import attached_store
 from messagestore.spi.interface import StoreReader, StoreWriter
 from messagestore.spi.local import LocalReader, LocalWriter, replaced
 from messagestore.spi.wire.values import checked
@@ -68,6 +69,8 @@ class Hosted:
         self._staging_ttl_s = staging_ttl_s
         self._readers: OrderedDict[str, _Reader] = OrderedDict()
         self._mutex = threading.Lock()
+        self.over = threading.Event()
+        """Set while the server ends."""
 
     # ---- reading
 
@@ -106,9 +109,9 @@ class Hosted:
         ----------
         is_gone : function, optional
             Whether nobody waits for what is read any more: then the next look at a file raises
-            `ConnectionAbortedError`.
+            `ConnectionAbortedError`, as it does when the server ends.
         """
-        disk = None if is_gone is None else _WatchedDisk(is_gone)
+        disk = None if is_gone is None else _WatchedDisk(lambda: is_gone() or self.over.is_set())
         with contextlib.closing(LocalReader(self.root, self.config, disk=disk)) as store:
             yield store
 
@@ -163,6 +166,20 @@ class Hosted:
     def staged(self, client: str) -> dict[str, int]:
         """The sizes of the files that a client has staged and that were not committed, by `stem_of` their names."""
         return sizes_of(Paths(self.root).staging, client, Disk())
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """End what is being read, until the block ends. What is being appended is finished; a commit that waits for
+        another process is not begun.
+        """
+        self.over.set()
+        try:
+            with contextlib.ExitStack() as stack:
+                if not self.read_only:
+                    stack.enter_context(attached_store(self.root, self.config).nobody_waits())
+                yield
+        finally:
+            self.over.clear()
 
     def close(self) -> None:
         """Close all readers."""

@@ -96,10 +96,13 @@ class Budget:
     Parameters
     ----------
     limits : Limits
+    over : Event, optional
+        Set when the server ends: nobody waits any more.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, over: threading.Event | None = None) -> None:
         self.limits = limits
+        self._over = over or threading.Event()
         self.streams = self.reports = 0
         self.memory = 0
         self._changed = threading.Condition()
@@ -141,11 +144,11 @@ class Budget:
         Raises
         ------
         ConnectionError
-            The client went away before its turn.
+            The client went away before its turn, or the server ends.
         """
         with self._changed:
             while self.reports >= self.limits.reports:
-                if is_gone():
+                if is_gone() or self._over.is_set():
                     raise ConnectionError("the client is gone")
                 self._changed.wait(_LOOK_S)
             self.reports += 1
@@ -184,6 +187,11 @@ class Budget:
         size : int
         alive : function
             Called at least once a second meanwhile.
+
+        Raises
+        ------
+        ConnectionError
+            The server ends.
         """
         rate = self.limits.rate
         if not rate:
@@ -195,7 +203,8 @@ class Budget:
         if wait_s <= 0:
             return 0.0
         while (left_s := now_s + wait_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, _LOOK_S))
+            if self._over.wait(min(left_s, _LOOK_S)):
+                raise ConnectionError("the server ends")
             alive()
         return wait_s
 

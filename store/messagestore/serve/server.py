@@ -314,13 +314,17 @@ class Server:
                     conn.cut()
 
     def stop(self, drain_s: float = 0.0) -> bool:
-        """Refuse new requests, wait for running ones, and close; return whether all have ended in time."""
+        """Refuse new requests, wait for running ones, and close; return whether all have ended in time.
+
+        Those that have not are cut off. Their clients ask again, and a commit that was waiting has not begun.
+        """
         ended = self.service.drain(drain_s)
         self._stopped.set()
         for conn in list(self._http.open_connections):
             conn.cut()
-        self._http.shutdown_timeout = 5
-        self._http.stop()
+        with self.service.hosted.ending():  # after the cut: clients get no answer of what ends now
+            self._http.shutdown_timeout = 5
+            self._http.stop()
         for thread in self._threads:
             thread.join(10.0)
         self.service.hosted.close()

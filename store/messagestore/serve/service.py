@@ -80,7 +80,7 @@ class Service:
         spoken: tuple[int, int] | None = None,
     ) -> None:
         self.hosted, self.limits = hosted, limits or Limits()
-        self.budget, self.counters = Budget(self.limits), Counters()
+        self.budget, self.counters = Budget(self.limits, hosted.over), Counters()
         self.staged = StagedBytes(self.limits.staged, hosted.staged)
         self.signs_of_life = SignsOfLife()
         self.access: Access = access or Everybody()

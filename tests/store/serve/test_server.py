@@ -34,7 +34,9 @@ from messagestore import (
     StoreWentBackwardsError,
 )
 from messagestore.batches.staging import StagingWriter
+from messagestore.files.writer_lock import WriterLock
 from messagestore.format.rows import SCHEDULE_TOPIC
+from messagestore.log.store_files import Paths
 from messagestore.serve import server as serving
 from messagestore.serve import service as services
 from messagestore.serve.exchange import Exchange
@@ -860,6 +862,44 @@ def test_a_server_that_is_being_stopped_refuses_and_waits(server: Server):
         reader.describe()
     assert sum(len(part.sizes) for part in stream) == 20
     server.service.draining = False
+
+
+def test_a_drain_ends_although_another_process_writes(root: str):
+    """It took as long as `lockTimeout`. Commits that wait for their turn are not begun, and the next server makes them."""
+    config, port = SMALL.replace(lock_timeout="60s"), ports.reserve()
+    first = Server(Service(Hosted(root, config), LIMITS), port=port)
+    first.start()
+    commit = commit_of(first, settings(60), None)
+    other, statuses = WriterLock(Paths(root).writer_lock), list[str]()
+    other.acquire(5, description="a local job")
+    commits = [threading.Thread(target=lambda: statuses.append(commit().result.status)) for _ in range(2)]
+    for thread in commits:
+        thread.start()
+    until(lambda: first.service.budget.streams == 2)
+    begin_s = time.monotonic()
+    assert not first.stop(0.2)
+    assert time.monotonic() - begin_s < config.lock_timeout_s / 2
+    assert not statuses
+    other.close()
+    second = Server(Service(Hosted(root, config), LIMITS), port=port)
+    second.start()
+    for thread in commits:
+        thread.join()
+    second.stop()
+    assert sorted(statuses) == ["appended", "known"]
+    with MessageStore.open_read_only(root) as store:
+        assert sum(len(read_all(store, "t", queue_id)) for queue_id in (0, 1)) == 65
+
+
+def test_nobody_waits_for_a_server_that_ends():
+    """Neither for what a rate allows, nor for a turn to look through the store."""
+    over = threading.Event()
+    budget = Budget(Limits(rate=1, reports=1), over)
+    over.set()
+    with pytest.raises(ConnectionError, match="ends"):
+        budget.pace("a", 1_000_000)
+    with budget.report(lambda: False), pytest.raises(ConnectionError), budget.report(lambda: False):
+        pass
 
 
 @contextlib.contextmanager
