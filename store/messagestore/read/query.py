@@ -223,13 +223,22 @@ def query_message(
     return looked_up(view, lambda: _query_message(view, topic, key, max_count, begin_ms, end_ms))
 
 
-def find_keys(view: StoreView, topic: str, keys: Iterable[str]) -> dict[int, list[int]]:
-    """All messages of a topic with one of some keys (or unique keys): queue id -> queue offsets, ascending."""
+def find_keys(view: StoreView, topic: str, keys: Iterable[str], most: int | None = None) -> dict[int, list[int]]:
+    """All messages of a topic with one of some keys (or unique keys): queue id -> queue offsets, ascending.
+
+    Raises
+    ------
+    ConfigError
+        There may be more than `most`: so many hits are looked at.
+    """
+    at_most = _EVERY if most is None else most
 
     def look() -> dict[int, list[int]]:
         numbers: dict[int, set[int]] = {}
+        left = at_most
         for key in keys:
-            for message in _messages_with(view, topic, key, _EVERY, 0, NO_END_MS):
+            for message in _messages_with(view, topic, key, at_most, 0, NO_END_MS, most_hits=left):
+                left -= 1
                 number = view.search_physical(topic, message.queue_id, message.physical_offset)
                 unit = view.units(topic, message.queue_id, number, number + 1)
                 if len(unit) and int(unit["physical_offset"][0]) == message.physical_offset:
@@ -253,9 +262,15 @@ def _query_message(
 
 
 def _messages_with(
-    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, *, most_hits: int = _EVERY
 ) -> Iterator[MessageExt]:
-    """The messages with a key, oldest first: at least the newest `max_count`."""
+    """The messages with a key, oldest first: at least the newest `max_count`.
+
+    Raises
+    ------
+    ConfigError
+        More than `most_hits` messages may have it.
+    """
     visible = view.refresh()
     files = view.files
     if topic not in view.topics():
@@ -278,7 +293,10 @@ def _messages_with(
         hits, gaps = _look_up(view, [topic], key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     limit = visible.end if visible.end is not None else files.commit_log.max_offset
     for start, end in gaps:
-        hits.update(_scan_for_key(view, key, start, min(end, limit)))
+        for _, found in _runs_with_key(view, key, start, min(end, limit)):
+            hits.update(found)
+            _check_hits(hits, topic, most_hits)
+    _check_hits(hits, topic, most_hits)
     for physical_offset in sorted(hits):
         if not files.commit_log.min_offset <= physical_offset < limit:
             continue
@@ -289,6 +307,15 @@ def _messages_with(
             continue  # the scan found it; in RocketMQ it has no index entries
         if begin_ms <= message.store_timestamp_ms <= end_ms:
             yield message
+
+
+def _check_hits(hits: set[int], topic: str, most: int) -> None:
+    if len(hits) > most:
+        raise ConfigError(
+            f"keys: found more than {most:,} messages of topic {topic!r} that may have them, which is the limit here. "
+            f"Give fewer keys, or read the topic and compare its keys",
+            key="keys",
+        )
 
 
 @dataclass(frozen=True)
@@ -387,11 +414,6 @@ def _look_up(
             gaps.append((position, begin))
             position = max(position, end)
     return hits, [*gaps, (position, NO_END_MS)]
-
-
-def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
-    """The physical offsets of records in a range whose bytes may contain the key. The caller checks them."""
-    return [hit for _, hits in _runs_with_key(view, key, start, end) for hit in hits]
 
 
 def _runs_with_key(view: StoreView, key: str, start: int, end: int) -> Iterator[tuple[int, list[int]]]:

@@ -100,8 +100,14 @@ class Exchange:
                 self._end_of_piece()
             self.paced(count)
 
-    def rest(self, limit: int) -> bytes:
+    def rest(self, limit: int, room: Callable[[int], None] = lambda _: None) -> bytes:
         """The rest of the body, if it is not larger than the limit.
+
+        Parameters
+        ----------
+        limit : int
+        room : function
+            Called with the size of what was read and comes next, before memory is taken for that.
 
         Raises
         ------
@@ -114,6 +120,7 @@ class Exchange:
                 break
             if len(body) + self._left > limit:
                 raise ProtocolError(f"found a body of more than {limit:,} bytes; that is the limit")
+            room(len(body) + self._left)
             piece = bytearray(self._left)
             self.take(memoryview(piece))
             body += piece
@@ -185,6 +192,12 @@ class Exchange:
         """Whether a small frame can be sent without waiting for the client."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
+        return bool(poll.poll(0))
+
+    def is_gone(self) -> bool:
+        """Whether the client has closed the connection, or its direction of it."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def send(self, pieces: Sequence[memoryview], *, ends: bool = False) -> None:

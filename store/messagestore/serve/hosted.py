@@ -15,7 +15,7 @@ import threading
 import time
 import typing
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from messagestore.files.staging_files import sizes_of
 from messagestore.format.config import StoreConfig
 from messagestore.log.store_files import Paths
 from messagestore.session import attached_store
-from messagestore.spi.interface import StoreReader, StoreWriter
+from messagestore.spi.interface import MOST_NAMED, StoreReader, StoreWriter
 from messagestore.spi.local import LocalReader, LocalWriter, replaced
 from messagestore.spi.wire.values import checked
 
@@ -96,10 +96,24 @@ class Hosted:
             token = checked(arguments.pop("token", ""), str, "ends.token")
         checked_arguments = bound(StoreReader, verb, arguments)
         with self._reader(reader_id) as reader:
-            if store_id and reader.store.store_id != store_id:
-                raise replaced(self.root, store_id, reader.store.store_id)
+            self._check_store(reader.store, store_id)
             answer = getattr(reader.store, verb)(**checked_arguments)
         return None if verb == "ends" and answer.token == token else answer
+
+    def find(
+        self, arguments: Any, store_id: str, is_gone: Callable[[], bool], most: int
+    ) -> dict[tuple[str, int], list[int]]:
+        """The same for `find`, which may look through the whole store: by a reader of its own, for as long as its
+        client is there, and at most this many numbers.
+        """
+        checked_arguments = bound(StoreReader, "find", arguments)
+        with self.reading(is_gone) as store:
+            self._check_store(store, store_id)
+            return store.find(**checked_arguments, most=most)
+
+    def _check_store(self, store: LocalReader, store_id: str) -> None:
+        if store_id and store.store_id != store_id:
+            raise replaced(self.root, store_id, store.store_id)
 
     @contextlib.contextmanager
     def reading(self, is_gone: Callable[[], bool] | None = None) -> Iterator[LocalReader]:
@@ -265,7 +279,21 @@ def bound(kind: type, verb: str, arguments: Any) -> dict[str, Any]:
     ]
     if missing:
         raise ProtocolError(f"{verb}: the argument {missing[0]!r} is missing")
-    return arguments
+    return {name: _bounded(value, f"{verb}.{name}") for name, value in arguments.items()}
+
+
+def _bounded(value: Any, where: str) -> Any:
+    """An argument, if it does not name more than a request may; what it names twice, it names once.
+
+    Each queue, range, topic or key costs the store some calls of the system, however short it is in the request.
+    """
+    if not isinstance(value, Sized) or isinstance(value, str | bytes):
+        return value
+    if len(value) > MOST_NAMED:
+        raise ProtocolError(f"{where}: found {len(value):,} values; allowed are {MOST_NAMED:,}. Ask for parts of them")
+    if isinstance(value, list) and all(isinstance(item, str | tuple) for item in value):
+        return list(dict.fromkeys(value))  # ranges stay: each has its own place in the answer
+    return value
 
 
 @lru_cache

@@ -14,6 +14,10 @@ from messagestore.errors import ProtocolError, StoreError
 
 MIB = 1024 * 1024
 _LOOK_S = 1.0
+_LARGE, _LARGE_WAITING = 2, 6
+"""How many large requests that are no streams are answered at a time, and how many more wait for that. Each has a
+thread, and some are left for others.
+"""
 _M_ARENA_MAX = -8
 """glibc's malloc.h."""
 _HEAPS = 2
@@ -103,7 +107,7 @@ class Budget:
     def __init__(self, limits: Limits, over: threading.Event | None = None) -> None:
         self.limits = limits
         self._over = over or threading.Event()
-        self.streams = self.reports = 0
+        self.streams = self.reports = self.large = self.large_waiting = 0
         self.memory = 0
         self._changed = threading.Condition()
         self._due_s: dict[str, float] = defaultdict(float)
@@ -157,6 +161,39 @@ class Budget:
         finally:
             with self._changed:
                 self.reports -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def large_request(self) -> Iterator[None]:
+        """A turn to answer a request that names many things: it takes seconds of a processor, and much memory.
+
+        Raises
+        ------
+        BusyError
+            Enough others wait for theirs.
+        ConnectionError
+            The server ends.
+        """
+        with self._changed:
+            if self.large >= _LARGE and self.large_waiting >= _LARGE_WAITING:
+                raise BusyError(
+                    f"{self.large} requests for many things are being answered, and {self.large_waiting} wait; no more "
+                    f"than {_LARGE_WAITING} may"
+                )
+            self.large_waiting += 1
+            try:
+                while self.large >= _LARGE:
+                    if self._over.is_set():
+                        raise ConnectionError("the server ends")
+                    self._changed.wait(_LOOK_S)
+            finally:
+                self.large_waiting -= 1
+            self.large += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.large -= 1
                 self._changed.notify_all()
 
     def change(self, by: int) -> None:

@@ -26,8 +26,8 @@ from messagestore.serve.access import OPERATE, READ, WRITE, Access, Everybody, c
 from messagestore.serve.counters import Counters, staged_text
 from messagestore.serve.exchange import CutError, Exchange
 from messagestore.serve.hosted import READS, REPORTS, Hosted, StoreReader, StoreWriter, bound
-from messagestore.serve.limits import Budget, BusyError, Limits, StagedBytes
-from messagestore.spi.interface import GATHERED_ROWS, Range
+from messagestore.serve.limits import Budget, BusyError, Limits, Room, StagedBytes
+from messagestore.spi.interface import GATHERED_ROWS, MOST_NAMED, Queue, Range
 from messagestore.spi.wire import failures, frames, parts, values, versions
 
 PREFIX = "/v1/"
@@ -41,6 +41,13 @@ _ROW_SIZE = 1_024
 """About what a row of a report takes in memory."""
 _SIZE_SIZE = 40
 """About what the size of a record takes in memory: its unit, a number, and twice that in base64."""
+_NUMBER_SIZE = 128
+"""About what a number that `find` has found takes in memory."""
+_SMALL_SIZE = 1024 * 1024
+"""What is below counts not among `--memory`, which reads and writes may hold for long."""
+_MANY_VALUES = 16_384
+"""A body with more JSON values makes its request a large one; each takes some 170 bytes of memory until the answer."""
+_MOST_VALUES = 16 * MOST_NAMED
 _PLAIN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _log = logging.getLogger("messagestore.serve")
 
@@ -185,12 +192,15 @@ class _Request:
         self._alive_s = time.monotonic()
         self._streaming = False
         self._sending = threading.Lock()
+        self._held = contextlib.ExitStack()
+        self._is_large = False
 
     def answer(self) -> None:
         """Answer, whatever happens."""
         begin_s, failed = time.monotonic(), True
         try:
-            self._checked()()
+            with self._held:
+                self._checked()()
             failed = False
         except (CutError, TimeoutError, ConnectionError, ssl.SSLError) as error:
             self.exchange.drop()
@@ -279,7 +289,21 @@ class _Request:
         with self.service.budget.room() as room:
             if verb == "sizes":
                 room.take(self._size_of_sizes(arguments))
-            self._value(self.hosted.read(_reader_id(body), verb, arguments, store_id))
+            if verb == "find":
+                value: Any = self._found(arguments, store_id, room)
+            else:
+                value = self.hosted.read(_reader_id(body), verb, arguments, store_id)
+            self._value(value)
+
+    def _found(self, arguments: Any, store_id: str, room: Room) -> dict[Queue, list[int]]:
+        """What `find` finds. It reads what the index does not cover, so it is always a large request, and it ends with
+        its client.
+        """
+        self._take_turn()
+        found = self.hosted.find(arguments, store_id, self.exchange.is_gone, self.limits.memory // _NUMBER_SIZE)
+        size = _NUMBER_SIZE * sum(map(len, found.values()))
+        room.take(size if size > _SMALL_SIZE else 0)
+        return found
 
     def _size_of_sizes(self, arguments: Any) -> int:
         """What an answer of `sizes` takes in memory. A request may ask for the same range again and again."""
@@ -300,15 +324,30 @@ class _Request:
         arguments = bound(StoreWriter, verb, self._body().get("arguments"))
         self._value(getattr(self.hosted.writer(), verb)(**arguments))
 
+    def _arguments(self, kind: type) -> dict[str, Any]:
+        """The arguments of a stream, which is no large request any more once they have been read."""
+        with self._held:
+            return bound(kind, self.verb, self._body().get("arguments"))
+
     def _body(self) -> dict[str, Any]:
-        text = self.exchange.rest(self.limits.body)
+        """The body of a request. What all verbs may ask for is bounded here, and in `bound`."""
+        room = self._held.enter_context(self.service.budget.room())
+        text = self.exchange.rest(self.limits.body, lambda size: room.take(size if size > _SMALL_SIZE else 0))
+        if sum(map(text.count, (b",", b"{", b"["))) > _MANY_VALUES:
+            self._take_turn()
         try:
-            members = bounded_json(text.decode("utf-8"), frames.MOST_VALUES)
+            members = bounded_json(text.decode("utf-8"), _MOST_VALUES)
         except ValueError as error:
             raise ProtocolError(f"the body is not JSON that is read: {error}") from error
         if not isinstance(members, dict):
             raise ProtocolError("found a body that is not a JSON object")
         return {key: values.from_json(value, strict=True) for key, value in members.items()}
+
+    def _take_turn(self) -> None:
+        """Wait for a turn among large requests, unless this one has it."""
+        if not self._is_large:
+            self._held.enter_context(self.service.budget.large_request())
+            self._is_large = True
 
     def _value(self, value: Any) -> None:
         self.exchange.answer(200, {"value": values.to_json(value)}, self._headers())
@@ -320,7 +359,7 @@ class _Request:
 
     def _gather(self) -> None:
         with self.service.budget.stream() as room:
-            arguments = bound(StoreReader, "gather", self._body().get("arguments"))
+            arguments = self._arguments(StoreReader)
             size = min(PART_SIZE, arguments.pop("max_size", PART_SIZE))
             rows = min(GATHERED_ROWS, arguments.pop("max_rows", GATHERED_ROWS))  # their units are in memory, too
             with self.hosted.reading() as store:
@@ -341,7 +380,7 @@ class _Request:
         busy, and each ends with its client.
         """
         with self.service.budget.stream() as room:
-            arguments = bound(StoreReader, self.verb, self._body().get("arguments"))
+            arguments = self._arguments(StoreReader)
             self._begin()
             with (
                 self._signs_of_life() as gone,
@@ -393,7 +432,7 @@ class _Request:
 
     def _commit(self) -> None:
         with self.service.budget.stream():
-            arguments = bound(StoreWriter, "commit", self._body().get("arguments"))
+            arguments = self._arguments(StoreWriter)
             request = arguments["request"]
             what = f"version {request.version} of app {request.app_id}" if request.app_id else "a batch"
             self._begin()

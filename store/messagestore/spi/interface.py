@@ -44,6 +44,8 @@ Report = tuple[list[dict[str, Any]], list[str]]
 GATHERED_ROWS = 65_536
 GATHERED_SIZE = 16 * 1024 * 1024
 """At most this many messages, and this many bytes of records, come together (but at least one message)."""
+MOST_NAMED = 65_536
+"""How many queues, ranges, topics or keys a request to another host names at most. More are asked for in parts."""
 
 
 # ---- values

@@ -96,6 +96,8 @@ _last_sweep_s: dict[str, float] = {}
 _LOOK_INTERVAL_S = 1.0
 """How often the reader looks for new queues in a store whose writer does not show changes (a Java broker)."""
 _SAMPLED_UNITS = 256
+_MOST_SIZE = (1 << 31) - 1
+"""That of a record."""
 _MOST_FOLLOWED = 16
 """How many sets of topics a reader follows. One that was not asked about for longest is dropped."""
 
@@ -252,6 +254,8 @@ class LocalReader:
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The bytes at a place, as a record."""
         view = self._view
+        if not 0 <= size <= _MOST_SIZE:  # no record: nobody may have a whole log read by one call
+            return LastRecord(position, size, NOT_REACHED)
         crc = view.record_crc(position, size)
         if crc is NoBytes.DELETED:
             return None
@@ -289,13 +293,21 @@ class LocalReader:
         sizes[(sizes == FILLER_UNIT_SIZE) | (sizes < 0)] = 0
         return sizes
 
-    def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:
-        """The numbers of all messages with one of some keys."""
-        return {
-            (topic, queue_id): numbers
-            for topic in topics
-            for queue_id, numbers in find_keys(self._view, topic, keys).items()
-        }
+    def find(self, topics: Sequence[str], keys: Sequence[str], *, most: int | None = None) -> dict[Queue, list[int]]:
+        """The numbers of all messages with one of some keys.
+
+        Raises
+        ------
+        ConfigError
+            There are more than `most`.
+        """
+        found: dict[Queue, list[int]] = {}
+        for topic in topics:
+            left = None if most is None else most - sum(map(len, found.values()))
+            found |= {
+                (topic, queue_id): numbers for queue_id, numbers in find_keys(self._view, topic, keys, left).items()
+            }
+        return found
 
     def proven(self, parts: Sequence[Sequence[Range]]) -> list[Proven | None]:
         """What is proven of these ranges, in a store that nobody has recovered since the machine was started."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from messagestore.spi.connections import Attempt, Connection, Deadline, Link, li
 from messagestore.spi.interface import (
     GATHERED_ROWS,
     GATHERED_SIZE,
+    MOST_NAMED,
     Committed,
     Description,
     Ends,
@@ -54,6 +55,7 @@ KEPT_SIZE = 64 * 1024 * 1024
 _FIRST_SIZE = 4 * 1024 * 1024
 """How many bytes are collected before a file is begun: most tasks write less, and need one request."""
 _ALIVE_S = 8.0
+_Item = TypeVar("_Item")
 
 
 class RemoteStores:
@@ -170,17 +172,23 @@ class RemoteReader:
 
     def begins(self, queues: Iterable[Queue]) -> Queues:
         """The number of the first message of each queue that is still in the log."""
-        begins: Queues = self._ask("begins", queues=list(queues))
+        begins: Queues = {}
+        for some in _in_parts(list(queues)):
+            begins |= self._ask("begins", queues=some)
         return begins
 
     def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
         """Where the message before each offset lies."""
-        places: dict[Queue, Place] = self._ask("places", offsets=dict(offsets))
+        places: dict[Queue, Place] = {}
+        for some in _in_parts(list(offsets.items())):
+            places |= self._ask("places", offsets=dict(some))
         return places
 
     def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
         """The number of each queue's first message at or above a physical offset, or stored after a time."""
-        offsets: Queues = self._ask("seek", times_ms=dict(times_ms), physical_offset=physical_offset)
+        offsets: Queues = {}
+        for some in _in_parts(list(times_ms.items())):
+            offsets |= self._ask("seek", times_ms=dict(some), physical_offset=physical_offset)
         return offsets
 
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
@@ -190,18 +198,19 @@ class RemoteReader:
 
     def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
         """The mean record size of each range."""
-        sizes: list[float] = self._ask("mean_sizes", ranges=list(ranges))
-        return sizes
+        return [size for some in _in_parts(list(ranges)) for size in self._ask("mean_sizes", ranges=some)]
 
     def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
         """The sizes in the units of some ranges."""
-        sizes: list[NDArray[np.int32]] = self._ask("sizes", ranges=list(ranges))
-        return sizes
+        return [sizes for some in _in_parts(list(ranges)) for sizes in self._ask("sizes", ranges=some)]
 
     def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:
         """The numbers of all messages with one of some keys."""
-        offsets: dict[Queue, list[int]] = self._ask("find", topics=list(topics), keys=list(keys))
-        return offsets
+        found: dict[Queue, set[int]] = {}
+        for some in _in_parts(list(keys)):
+            for queue, numbers in self._ask("find", topics=list(topics), keys=some).items():
+                found.setdefault(queue, set()).update(numbers)
+        return {queue: sorted(numbers) for queue, numbers in found.items()}
 
     def proven(self, parts: Sequence[Sequence[Range]]) -> list[Proven | None]:
         """Nothing: the server itself knows what is proven, and tasks ask the same server."""
@@ -217,8 +226,20 @@ class RemoteReader:
         tags_codes: frozenset[int] | None = None,
     ) -> Iterator[Gathered]:
         """The bytes of the records of some ranges. A stream that is cut is continued behind its last whole part."""
-        left, deadline = deque(ranges), Deadline(self._link)
         _keep_memory()
+        for some in _in_parts(list(ranges)):
+            yield from self._gathered(deque(some), planned, max_rows, max_size, tags_codes)
+
+    def _gathered(
+        self,
+        left: deque[Range],
+        planned: PlannedRead | None,
+        max_rows: int,
+        max_size: int,
+        tags_codes: frozenset[int] | None,
+    ) -> Iterator[Gathered]:
+        """The same for ranges of one request."""
+        deadline = Deadline(self._link)
         while True:
             arguments: dict[str, Any] = {
                 "ranges": list(left),
@@ -290,6 +311,12 @@ class RemoteReader:
         if is_open and self._has_asked:
             with contextlib.suppress(Exception):
                 self._link.connection().last("reader/close", to_text({"reader": self._id}))
+
+
+def _in_parts(items: list[_Item]) -> Iterator[list[_Item]]:
+    """What a request names, as lists that a server takes; one list if there is nothing."""
+    for start in range(0, max(1, len(items)), MOST_NAMED):
+        yield items[start : start + MOST_NAMED]
 
 
 def _keep_memory() -> None:

@@ -26,6 +26,7 @@ from messagestore import (
     BatchRequest,
     CommitUnknownError,
     ConfigError,
+    Message,
     MessageStore,
     ProtocolError,
     StoreConfig,
@@ -37,6 +38,8 @@ from messagestore.batches.staging import StagingWriter
 from messagestore.files.writer_lock import WriterLock
 from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.log.store_files import Paths
+from messagestore.read.view import StoreView
+from messagestore.serve import hosted as hosting
 from messagestore.serve import server as serving
 from messagestore.serve import service as services
 from messagestore.serve.exchange import Exchange
@@ -47,7 +50,7 @@ from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, StagedFile, Write, encode, store_host_of
 from messagestore.spi import remote as clients
 from messagestore.spi.connections import Connection, Link
-from messagestore.spi.interface import GATHERED_ROWS
+from messagestore.spi.interface import GATHERED_ROWS, MOST_NAMED, NOT_REACHED
 from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores
@@ -213,6 +216,129 @@ def test_the_sizes_of_one_range_again_and_again_take_no_memory(server: Server):
         assert list(map(len, reader.sizes([Range("t", 0, 0, 30)]))) == [30]
         with pytest.raises(StoreUnavailableError, match=r"the server refused reader/sizes .*allowed"):
             reader.sizes([Range("t", 0, 0, 30)] * 2)
+
+
+def test_a_request_that_names_too_much_is_refused(server: Server):
+    """Each queue costs some calls of the system: one request kept a processor busy for a minute."""
+    names = [str(number) for number in range(MOST_NAMED + 1)]
+    body = json.dumps({"reader": "a", "arguments": {"topics": names}}).encode()
+    sock = connected(server)
+    sock.sendall(f"POST /v1/reader/describe HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    sock.shutdown(socket.SHUT_WR)
+    answer = said(sock)
+    assert b"400 Bad Request" in answer.partition(b"\r\n")[0]
+    assert b"describe.topics: found 65,537 values; allowed are 65,536. Ask for parts of them" in answer
+
+
+def test_what_is_named_twice_is_looked_for_once(server: Server, monkeypatch: pytest.MonkeyPatch):
+    asked, min_offset = list[tuple[str, int]](), StoreView.min_offset
+
+    def counted(view: StoreView, *queue: Any) -> int:
+        asked.append(queue)
+        return min_offset(view, *queue)
+
+    reader = settings().reader(server.url)
+    monkeypatch.setattr(StoreView, "min_offset", counted)
+    assert reader.begins([("t", 0), ("t", 1), ("t", 0)] * 1_000) == {("t", 0): 0, ("t", 1): 0}
+    assert asked == [("t", 0), ("t", 1)]
+
+
+def test_a_client_asks_in_parts_for_what_is_too_much_for_a_request(
+    root: str, server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """A store may have more queues than a request names."""
+    for module in (clients, hosting):
+        monkeypatch.setattr(module, "MOST_NAMED", 3)
+    queues = [("t", number) for number in (4, 0, 7, 1, 5, 9, 8)]
+    ranges = [Range("t", number % 2, number, number + 2) for number in range(10)]
+    there = settings().reader(server.url)
+    with contextlib.closing(LocalReader(root, SMALL)) as here:
+        for ask in (
+            lambda reader: reader.begins(queues),
+            lambda reader: reader.places(dict.fromkeys(queues, 5)),
+            lambda reader: reader.seek(dict.fromkeys(queues), physical_offset=0),
+            lambda reader: reader.mean_sizes(ranges),
+            lambda reader: [sizes.tolist() for sizes in reader.sizes(ranges)],
+            lambda reader: [part.queue_offsets.tolist() for part in reader.gather(ranges)],
+            lambda reader: reader.find(["t"], ["k1", "none", "k2", "k3", "nobody", "k1", "k4"]),
+            lambda reader: (reader.begins([]), reader.sizes([]), reader.find(["t"], []), list(reader.gather([]))),
+        ):
+            assert ask(there) == ask(here)
+    there.close()
+
+
+def test_large_requests_wait_for_their_turn_and_small_ones_do_not():
+    """One client cannot take all threads, processors and memory with them."""
+    budget = Budget(Limits())
+    with contextlib.ExitStack() as turns:
+        for _ in range(2):
+            turns.enter_context(budget.large_request())
+        later = [budget.large_request() for _ in range(6)]
+        for turn in later:
+            threading.Thread(target=turn.__enter__, daemon=True).start()
+        until(lambda: budget.large_waiting == 6)
+        with pytest.raises(BusyError, match="2 requests for many things are being answered, and 6 wait"):
+            turns.enter_context(budget.large_request())
+    until(lambda: (budget.large, budget.large_waiting) == (2, 4))
+
+
+def test_a_large_request_takes_a_turn_and_gives_it_back(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(services, "_MANY_VALUES", 100)
+    reader, budget = settings(0.3).reader(server.url), server.service.budget
+    few, many = [("t", 0)], [("t", number) for number in range(100)]
+    with contextlib.ExitStack() as turns:
+        for _ in range(2):
+            turns.enter_context(budget.large_request())
+        monkeypatch.setattr("messagestore.serve.limits._LARGE_WAITING", 0)
+        assert len(reader.begins(few)) == 1
+        for ask in (lambda: reader.begins(many), lambda: reader.find(["t"], ["k"])):
+            with pytest.raises(StoreUnavailableError, match="2 requests for many things are being answered"):
+                ask()
+    assert len(reader.begins(many)) == 100
+    ranges = [Range("t", 0, number % 30, number % 30 + 1) for number in range(100)]
+    stream = reader.gather(ranges)
+    next(stream)
+    assert budget.large == 0  # a stream has its own limit, and may last for long
+    assert sum(len(part.sizes) for part in stream) == 99
+    until(lambda: budget.memory == 0)
+
+
+def test_a_key_of_too_many_messages_takes_no_memory(tmp_path: Path):
+    filled(tmp_path / "store", 4)
+    with MessageStore.open(tmp_path / "store", SMALL) as store:
+        for number in range(40):
+            store.put_message(Message("t", b"%d" % number, keys=["k"], queue_id=0))
+    server = Server(Service(Hosted(str(tmp_path / "store"), SMALL), replace(LIMITS, memory=39 * 128)))
+    server.start()
+    try:
+        reader = settings().reader(server.url)
+        with pytest.raises(ConfigError, match="found more than 39 messages of topic 't' that may have them"):
+            reader.find(["t"], ["k"])
+        assert reader.find(["t"], ["none"]) == {}
+    finally:
+        server.stop()
+
+
+def test_a_search_whose_client_has_left_stops(server: Server, monkeypatch: pytest.MonkeyPatch):
+    find, rounds = LocalReader.find, list[Any]()
+
+    def endless(store: LocalReader, *arguments: Any, **options: Any) -> Any:
+        while True:
+            rounds.append(find(store, *arguments, **options))
+
+    monkeypatch.setattr(LocalReader, "find", endless)
+    body = b'{"reader": "a", "arguments": {"topics": ["t"], "keys": ["k"]}}'
+    sock = connected(server)
+    sock.sendall(f"POST /v1/reader/find HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    until(lambda: len(rounds) > 2)
+    assert server.service.budget.large == 1
+    sock.close()
+    until(lambda: server.service.budget.large == 0)
+
+
+def test_nobody_has_a_whole_log_read_by_one_call(server: Server):
+    record = settings().reader(server.url).prove_last(0, 1 << 40)
+    assert record is not None and record.crc == NOT_REACHED
 
 
 def test_a_read_that_asks_for_all_messages_at_once_gets_parts(tmp_path: Path):
