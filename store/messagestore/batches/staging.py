@@ -426,8 +426,8 @@ def _opened(disk: Disk, path: str) -> File:
     except FileNotFoundError as error:
         pass_on(error)
         hint = (
-            "Let tasks and driver see the same stagingDir, one driver run a query, and stagingTtl be longer than a "
-            "batch takes."
+            "Let one driver run a query. Where the path is a folder, let tasks and driver also see the same "
+            "stagingDir, and stagingTtl be longer than a batch takes."
         )
         raise CorruptionError(path, 0, "a staging file", "no file", hint=hint) from None
 

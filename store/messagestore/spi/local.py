@@ -491,7 +491,8 @@ def planned_elsewhere(path: Location | str, store_id: str, other: str) -> NotASt
     """The error for a read that was planned in a store other than the one at this path."""
     return NotAStoreError(
         f"{path}: host {socket.gethostname()} found {other} there, but the driver planned to read store "
-        f"{store_id or 'without an id'}. Let executors and driver see the same disk",
+        f"{store_id or 'without an id'}. Let executors and driver see the same store, on one disk or by one URL; if it "
+        f"was replaced, restart the query",
         path=str(path),
     )
 
@@ -627,8 +628,8 @@ class LocalWriter:
             present = "no store" if identity is None else f"another store, {identity.store_id}"
             raise NotAStoreError(
                 f"{self.paths.root}: host {socket.gethostname()} found {present} there, but the write was planned for "
-                f"store {store_id}. Let executors and driver see the same disk, and do not replace the folder during a "
-                f"write",
+                f"store {store_id}. Let executors and driver see the same store, on one disk or by one URL, and do not "
+                f"replace it during a write",
                 path=self.paths.root,
             )
         return True

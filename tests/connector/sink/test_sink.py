@@ -243,7 +243,7 @@ def test_a_task_that_sees_another_store(root, context) -> None:
     make(root)
     sink = planned(root)
     elsewhere = Sink(sink.options, sink.config, sink.mapping, STORES, "0" * 32)
-    with pytest.raises(NotAStoreError, match="executors and driver see the same disk"):
+    with pytest.raises(NotAStoreError, match="executors and driver see the same store, on one disk or by one URL"):
         elsewhere.stage(iter([rows("a")]))
 
 

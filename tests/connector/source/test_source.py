@@ -230,10 +230,10 @@ def test_a_task_that_sees_another_store(root, tmp_path) -> None:
     other = str(tmp_path / "other")
     add(other, 1)
     moved = BatchReader(source_options({"path": other, "subscribe": "t"}), BODY, STORES)
-    with pytest.raises(NotAStoreError, match="executors and driver see the same disk"):
+    with pytest.raises(NotAStoreError, match="executors and driver see the same store, on one disk or by one URL"):
         list(moved.read(partition))
     absent = BatchReader(source_options({"path": str(tmp_path / "x"), "subscribe": "t"}), BODY, STORES)
-    with pytest.raises(NotAStoreError, match="executors and driver see the same disk"):
+    with pytest.raises(NotAStoreError, match="executors and driver see the same store, on one disk or by one URL"):
         list(absent.read(partition))
 
 

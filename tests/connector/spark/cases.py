@@ -203,7 +203,9 @@ def second_sink_with_the_same_app_id(spark, root):
         write(spark.range(5).selectExpr("'x' body"), root, topic=topic, txnAppId="mine", txnVersion="0")
 
 
-@case(r"NotAStoreError: .*host .* found no store there, .*executors and driver see the same disk.*")
+@case(
+    r"NotAStoreError: .*host .* found no store there, .*executors and driver see the same store, on one disk or by one URL.*"
+)
 def a_disk_the_executor_cannot_see(spark, root):
     hidden = root + "-hidden"
 

@@ -28,6 +28,7 @@ from messagestore import (
     ConfigError,
     Message,
     MessageStore,
+    NotAStoreError,
     ProtocolError,
     StoreConfig,
     StoreLockedError,
@@ -50,7 +51,7 @@ from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, StagedFile, Write, encode, store_host_of
 from messagestore.spi import remote as clients
 from messagestore.spi.connections import Connection, Link
-from messagestore.spi.interface import GATHERED_ROWS, MOST_NAMED, NOT_REACHED
+from messagestore.spi.interface import GATHERED_ROWS, MOST_NAMED, NOT_REACHED, PlannedRead
 from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
 from messagestore.spi.remote import RemoteStores
@@ -1026,6 +1027,41 @@ def test_nobody_waits_for_a_server_that_ends():
         budget.pace("a", 1_000_000)
     with budget.report(lambda: False), pytest.raises(ConnectionError), budget.report(lambda: False):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "is_of_host"),
+    [
+        ("/data/store: found a file where a folder must be", True),
+        ("Stop the process that holds it, or allow more time (lockTimeout; on the command line --wait)", True),
+        ("Run `messagestore recover` on the store", True),
+        ("the folder '/data/store' has gone", True),
+        ("topic 't/0': found 3 queues; allowed are 1 to 2", False),
+    ],
+)
+def test_an_error_says_whose_files_and_processes_it_names(
+    server: Server, monkeypatch: pytest.MonkeyPatch, words: str, is_of_host: bool
+):
+    """Who reads it on another host would look there, in vain."""
+    reader = settings().reader(server.url)
+
+    def refuse(*_: object) -> None:
+        raise NotAStoreError(words, path="/data/store")
+
+    monkeypatch.setattr(Hosted, "read", refuse)
+    with pytest.raises(NotAStoreError) as caught:
+        reader.begins([])
+    there = "; the files, processes, commands and settings that are named here are those of its host"
+    assert caught.value.__notes__[-1] == f"store at {server.url}" + (there if is_of_host else "")
+
+
+def test_a_read_that_was_planned_in_another_store_names_no_disk(server: Server):
+    """A task with a URL has no disk to share with its driver."""
+    words = (
+        "but the driver planned to read store another. Let executors and driver see the same store, on one disk or by"
+    )
+    with pytest.raises(NotAStoreError, match=words):
+        list(settings().reader(server.url).gather([Range("t", 0, 0, 3)], planned=PlannedRead("another")))
 
 
 @contextlib.contextmanager
