@@ -27,11 +27,15 @@ from messagestore.errors import StoreUnavailableError
 from messagestore.format.gathered import Gathered
 from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.serve.hosted import REPORTS, Hosted, bound
+from messagestore.serve.server import Server
 from messagestore.serve.service import Service, _Request
 from messagestore.spi import ColumnTexts, Description, Ends, Range, StagedFile, Write, encode, store_host_of
-from messagestore.spi.interface import Report, StoreReader, StoreWriter
+from messagestore.spi.connections import Connection
+from messagestore.spi.interface import PlannedRead, Report, StoreReader, StoreWriter
+from messagestore.spi.location import RemoteSettings
+from messagestore.spi.remote import RemoteStores
 from messagestore.spi.wire import failures, frames, parts, values, versions
-from small import SMALL, bodies, columns, delayed
+from small import SMALL, bodies, columns, delayed, filled
 
 PROTOCOL = (Path(__file__).resolve().parents[3] / "store" / "PROTOCOL.md").read_text(encoding="utf-8")
 
@@ -102,6 +106,51 @@ def test_the_examples_are_what_is_spoken(verb: str, kind: str, found: Any):
         assert said == found.get("buffers", [])
         if "stage" in head:
             bound(StoreWriter, "stage", values.from_json(head["stage"], strict=True))
+
+
+def test_the_examples_have_all_that_a_client_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Who writes another client or server from this page would miss what is not there."""
+    sent, send = dict[str, set[str]](), Connection._send
+
+    def noted(connection: Connection, verb: str, text: bytes) -> None:
+        sent.setdefault(verb, set()).update(json.loads(text).get("arguments", {}))
+        send(connection, verb, text)
+
+    monkeypatch.setattr(Connection, "_send", noted)
+    server = Server(Service(Hosted(str(filled(tmp_path / "store", 10)), SMALL)))
+    server.start()
+    stores, range_ = RemoteStores(RemoteSettings()), Range("t", 0, 0, 5)
+    reader, writer = stores.reader(server.url), stores.writer(server.url, SMALL, staging_ttl_s=60)
+    reader.ends(["t"], reader.ends(["t"]), names=True)
+    reader.broker_name()
+    reader.begins([("t", 0)])
+    reader.places({("t", 0): 5})
+    reader.seek({("t", 0): 5}, physical_offset=0)
+    reader.prove_last(0, 100, with_time=True)
+    reader.mean_sizes([range_])
+    reader.sizes([range_])
+    reader.find(["t"], ["k1"])
+    reader.publish_progress("g", {("t", 0): 1})
+    reader.published_progress("g")
+    list(reader.gather([range_], planned=PlannedRead(reader.describe().store_id), tags_codes=frozenset([1])))
+    reader.view("topics")
+    reader.offsets(["t"], 0)
+    reader.lag({("t", 0): 1}, ["t"])
+    reader.group_lag("g")
+    reader.close()
+
+    writer.describe(["t"])
+    found, host = writer.prepare(), store_host_of(SMALL)
+    with writer.stage(Write("0", "k"), found.store_id) as staging:
+        staging.write(encode(ColumnTexts(columns(bodies(2))), limits=SMALL, store_host=host, born_host=host))
+        staged = staging.finish()
+    writer.commit([staged], BatchRequest("app", 0), found.store_id, dead_letter_topic="dead-letters")
+    writer.abort([staged.name], found.store_id)
+    server.stop()
+
+    written = {verb: set(request.get("arguments", {})) for verb, kind, request in examples() if kind == "request"}
+    assert sent == {verb: written[verb] for verb in sent}
+    assert written.keys() - sent.keys() == {"hello"}
 
 
 # ---- values
