@@ -11,6 +11,10 @@ fault happens before one of these bytes, and Spark starts its query again on its
     driver killed, zombie driver                   the driver's process gets SIGKILL, or SIGSTOP; a new one takes its
                                                    place, and the one that was stopped goes on when that has ended
 
+Some rows have a delay level. Between the cases, a process of the host delivers what is due, in turns with the server; at the
+end, all of them must have been delivered once, and none before its time. In one of four cases of a connection, the topic
+is deleted on the host after the first micro-batch, so that the second one makes it again.
+
 A query may fail only because of some of these, and then with the sentence of `SAID`; otherwise it waits. Everything is
 encrypted, and each request has a token. At the end of each case, a reader on the store's host finds each row once, and
 in order.
@@ -26,18 +30,20 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from crash import proxy
 from crash.counts import Counts, again
-from crash.distant_drivers import ANSWER_TIMEOUT_S, DistantDriver, DriverProcess
-from crash.distant_hosts import QUEUES, ROWS, Host
+from crash.distant_drivers import ANSWER_TIMEOUT_S, DistantDriver, DriverProcess, level_of
+from crash.distant_hosts import DELAYS_MS, QUEUES, ROWS, Host
 from crash.judge import Verdict
 from crash.power import CannotMountError, loop_mount
 from crash.proxy import Fault, Proxy
+from messagestore import MessageStore, ReadOnlyStore
+from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.inspect.verify import verify
 from messagestore.spi import connections
 from spark_faults.fake_spark import Checkpoint, QueryFailedError
@@ -88,6 +94,9 @@ SAID = {
 """What ends a query, and with which error; all others may not."""
 _WAITED, _GIVEN_UP = "120s", "2s"
 """For how long a client waits for what comes back by itself, however busy this machine is; and for what does not."""
+_DELETES = frozenset(proxy.KINDS)
+"""Faults after which a query repeats no batch that it has finished, so what was deleted of it does not come back."""
+_DELIVERS_EVERY = 6
 _TURNS = 8
 """A query that has failed so often will never end."""
 _DISK_SIZE = "2G"
@@ -109,6 +118,8 @@ class Afar:
         self.tally: Counter[str] = Counter()
         self.passed: dict[str, list[int]] = {}
         self._driver: DriverProcess | None = None
+        self._queries: list[_Query] = []
+        """Those whose rows are in the store."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -146,8 +157,17 @@ class Afar:
         self.passed = self.proxy.passed
         self.proxy.plan(None)
         self.host.settle()
-        query.finish()
+        if query.finish():
+            self._queries.append(query)
         return query.verdict
+
+    def deliveries(self) -> Iterator[Verdict]:
+        """Wait until all that was delayed is due, deliver it, and say what is wrong with the rows of each query."""
+        self.host.deliver(all_of_them=True)
+        with MessageStore.open_read_only(self.host.root) as store:
+            put_ms = dict(_rows(store, SCHEDULE_TOPIC))
+            for query in self._queries:
+                yield query.delivered(store, put_ms)
 
     @contextlib.contextmanager
     def driver(self, driver: DriverProcess) -> Iterator[DriverProcess]:
@@ -177,6 +197,8 @@ class _Query:
     def __init__(self, afar: Afar, number: int, kind: str, *, named: bool) -> None:
         self._afar, self._kind, self._number = afar, kind, number
         self.topic, self.label, self.verdict = f"out-{number}", f"{number}/", Verdict()
+        self._deleted = set[str]()
+        self.delayed: list[str] = []
         self._store_id = afar.host.store_id
         self._checkpoint = Checkpoint(f"{number:016x}")
         store = {"path": f"https://127.0.0.1:{afar.proxy.port}", **afar.host.secrets.options}
@@ -191,17 +213,29 @@ class _Query:
     def run(self) -> None:
         """Start it until it has nothing more to do; what makes it fail is put right."""
         failure: BaseException | None = None
+        deletes = self._kind in _DELETES and self._number % 4 == 0
         for _ in range(_TURNS):
             driver = DistantDriver(self._checkpoint, self._source, self._sink, self.label, lambda _kind: Process())
             try:
-                if "idle" in driver.batches():
-                    return
+                for step in driver.batches():
+                    if step == "idle":
+                        return
+                    if step == "commits" and deletes:
+                        deletes = False
+                        self._delete(driver)
             except QueryFailedError as error:
                 failure = error.__cause__
                 self._failed(failure)
             finally:
                 driver.die()
         self.verdict.misread.append(f"the query failed {_TURNS} times: {failure!r}")
+
+    def _delete(self, driver: DistantDriver) -> None:
+        """Delete the topic that the first batch has made. Its delayed rows are still to come, and make it again."""
+        assert driver.attempt is not None
+        self._afar.host.delete_topic(self.topic)
+        self._deleted = {body.decode() for body in driver.attempt.rows if not level_of(body)}
+        self._afar.tally["topics deleted between two batches"] += 1
 
     def run_in_a_process(self) -> None:
         """Start it in a process to which the fault happens, and go on here, as a new driver on the same checkpoint."""
@@ -234,14 +268,14 @@ class _Query:
         """Whether the checkpoint was begun while another store was there."""
         return any(json.loads(offset)["storeId"] != self._store_id for offset in self._checkpoint.offsets.values())
 
-    def finish(self) -> None:
-        """Look at what was written."""
+    def finish(self) -> bool:
+        """Look at what was written; returns whether it is in the host's own store."""
         if self._kind == "another store" and self._is_of_another_store:  # it never met the store that was replaced
             self._judge()
             self._afar.host.heal()
             if visible(str(self._afar.host.root), self.topic):
                 self.verdict.misread.append("rows of a query on another store are in the store")
-            return
+            return False
         self._afar.host.heal()
         if self._kind == "older copy" and not visible(str(self._afar.host.root), self.topic):
             self._checkpoint.commits.discard(
@@ -249,15 +283,57 @@ class _Query:
             )  # all was done before: its next batch is refused
             self.run()
         self._judge()
+        return True
 
     def _judge(self) -> None:
-        _judge(visible(str(self._afar.host.root), self.topic), self.label, self.verdict)
+        """Look at the rows without a delay, and at those that wait for their time."""
+        expected = [f"{self.label}{number % QUEUES}/{number}" for number in range(ROWS)]
+        self.delayed = [body for body in expected if level_of(body.encode())]
+        root, mine = str(self._afar.host.root), self.label.encode()
+        now = {
+            queue: [body for body in bodies if not (body.startswith(mine) and level_of(body))]
+            for queue, bodies in visible(root, self.topic).items()
+        }
+        _judge(now, [body for body in expected if body not in {*self.delayed, *self._deleted}], self.verdict)
+        waiting = {
+            queue: [body for body in bodies if body.startswith(mine)]
+            for queue, bodies in visible(root, SCHEDULE_TOPIC).items()
+        }
+        _judge(waiting, self.delayed, self.verdict)
+
+    def delivered(self, store: ReadOnlyStore, put_ms: Mapping[bytes, int]) -> Verdict:
+        """Look at what was delivered in the end.
+
+        Parameters
+        ----------
+        store : ReadOnlyStore
+        put_ms : mapping of bytes to int
+            When the delay of each row began.
+        """
+        verdict, rows = Verdict(), [row for row in _rows(store, self.topic) if level_of(row[0])]
+        counts = Counter(body.decode() for body, _ in rows)
+        verdict.lost += [f"{body}, which was delayed" for body in self.delayed if not counts[body]]
+        verdict.duplicated += [f"{body}, which was delayed" for body, count in counts.items() if count > 1]
+        verdict.misread += [f"nobody delayed {body}" for body in counts if body.encode() not in put_ms]
+        verdict.misread += [
+            f"{body!r} was delivered at {stored_ms}, and was put at {put_ms[body]}"
+            for body, stored_ms in rows
+            if body in put_ms and stored_ms < put_ms[body] + DELAYS_MS[level_of(body) - 1]
+        ]
+        return verdict
 
 
-def _judge(queues: dict[int, list[bytes]], label: str, verdict: Verdict) -> None:
-    """Compare a topic with what must be in it."""
+def _rows(store: ReadOnlyStore, topic: str) -> Iterator[tuple[bytes, int]]:
+    """The bodies of a topic, and when each was stored."""
+    for queue_id in store.topics().get(topic, []):
+        first = store.min_offset(topic, queue_id)
+        for batch in store.read(topic, queue_id, first, columns=("body", "store_timestamp_ms")):
+            yield from zip(batch["body"].to_pylist(), batch["store_timestamp_ms"].to_pylist(), strict=True)
+
+
+def _judge(queues: dict[int, list[bytes]], expected: list[str], verdict: Verdict) -> None:
+    """Compare queues with what must be in them."""
     counts = Counter(body.decode() for bodies in queues.values() for body in bodies)
-    expected = [f"{label}{number % QUEUES}/{number}" for number in range(ROWS)]
     verdict.lost += [body for body in expected if not counts[body]]
     verdict.duplicated += [body for body, count in counts.items() if count > 1]
     verdict.misread += [f"nobody wrote {body}" for body in counts if body not in expected]
@@ -333,6 +409,10 @@ def _cases(folder: Path, disk: Path | None, counts: Counts, numbers: range, seed
                 f"{number}: {fault}",
                 again("afar", seed, str(number)),
             )
+            if number % _DELIVERS_EVERY == 0:
+                afar.host.deliver()
+        for verdict in afar.deliveries():
+            counts.take("queries whose delayed rows were delivered", verdict, "deliveries", again("afar", seed, ""))
 
     report = verify(afar.host.root)
     if not report.ok:

@@ -9,12 +9,14 @@ import signal
 from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from messagestore.spi import connections
 from processes import CONTEXT
 from pyspark_messagestore.datasource import MessageStoreDataSource
-from spark_faults.fake_spark import Checkpoint, Driver, QueryFailedError
+from spark_faults.fake_spark import WRITTEN, Checkpoint, Driver, QueryFailedError
 from spark_faults.processes import Process, connect
 
 ANSWER_TIMEOUT_S = 1.0
@@ -22,10 +24,25 @@ ANSWER_TIMEOUT_S = 1.0
 _ENDS_S = 120.0
 
 
+LEVELS = 2
+"""Delay levels that rows have."""
+
+
+def level_of(body: bytes) -> int:
+    """The delay level of a row, by its number: most have none."""
+    number = int(body.rpartition(b"/")[2])
+    return number // 3 % 5 if number // 3 % 5 <= LEVELS else 0
+
+
 class DistantDriver(Driver):
-    """A driver that uses the connector's own stores."""
+    """A driver that uses the connector's own stores, and delays some rows."""
 
     kind = MessageStoreDataSource
+    written = StructType([*WRITTEN.fields, StructField("delayTimeLevel", IntegerType())])
+
+    def _columns(self, bodies: list[bytes]) -> pa.RecordBatch:
+        levels = pa.array(map(level_of, bodies), pa.int32())
+        return super()._columns(bodies).append_column("delayTimeLevel", levels)
 
 
 class DriverProcess:

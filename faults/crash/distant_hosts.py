@@ -35,7 +35,10 @@ from processes import Java
 from spark_faults.processes import Process
 
 ROWS, QUEUES = 120, 3
-_SMALL = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400)
+DELAYS_MS = (1_000, 2_000)
+_SMALL = StoreConfig(
+    mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400, message_delay_level="1s 2s"
+)
 _STOPPED_S = 1.5
 _START_S = 120.0
 _RELEASES = {"next release": "1-2", "far release": "2-3"}
@@ -215,6 +218,22 @@ class Host:
         self.heal()
         self._signal(signal.SIGTERM)
         return self._ended()
+
+    # ---- other writers of this host
+
+    def deliver(self, *, all_of_them: bool = False) -> None:
+        """Deliver what is due, as `messagestore deliver` does beside the server; or wait until all was delivered."""
+        with Process().running(), MessageStore.open(self.root) as store:
+            while True:
+                delivered = store.deliver_delayed()
+                if not delivered.count and (not all_of_them or delivered.next_due_ms is None):
+                    return
+                time.sleep(0 if delivered.count else 0.1)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic, while the server is attached to the store."""
+        with Process().running(), MessageStore.open(self.root) as store:
+            store.delete_topic(topic)
 
     def orphans(self) -> list[str]:
         """What is left of staged files after they have been swept."""

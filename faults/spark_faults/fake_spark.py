@@ -103,9 +103,12 @@ class Driver:
         The ends of the input's queues when the query asked where it begins, until offsets/0 is written.
     kind : type of MessageStoreDataSource
         The data source that the query uses.
+    written : StructType
+        The columns that `_columns` gives the sink.
     """
 
     kind: type[MessageStoreDataSource] = FakeSource
+    written: StructType = WRITTEN
 
     def __init__(
         self,
@@ -233,12 +236,12 @@ class Driver:
         """Create the sink as a planner does."""
         options = dict(self.sink_options)
         if not self.foreach:
-            return self.kind(options).streamWriter(WRITTEN, overwrite=False)
+            return self.kind(options).streamWriter(self.written, overwrite=False)
         if "txnAppId" in options:
             options["txnVersion"] = str(number)
         if self.checkpoint.query_id:  # as MessageStoreSink does
             options["txnVersionSource"] = "spark"
-        return self.kind(options).writer(WRITTEN, overwrite=False)
+        return self.kind(options).writer(self.written, overwrite=False)
 
     def _task(self, index: int, number: int, partition: bytes) -> tuple[Any, list[bytes]]:
         """Run all attempts of one task; return its message or None, and the rows that it wrote."""
@@ -276,8 +279,11 @@ class Driver:
                     raise TaskError
                 bodies = [self.label.encode() + b.as_py() for b in batch.column("body").slice(first, _TASK_ROWS)]
                 rows += bodies
-                keys = [[body.split(b"/")[1].decode()] for body in bodies]
-                yield pa.record_batch([pa.array(bodies, pa.binary()), pa.array(keys)], ["body", "keys"])
+                yield self._columns(bodies)
+
+    def _columns(self, bodies: list[bytes]) -> pa.RecordBatch:
+        keys = [[body.split(b"/")[1].decode()] for body in bodies]
+        return pa.record_batch([pa.array(bodies, pa.binary()), pa.array(keys)], ["body", "keys"])
 
     def commit_in(self, process: Process, number: int) -> None:
         """Call `commit` in a process; if the process is asleep, it can continue after its driver is dead."""
