@@ -50,6 +50,8 @@ class Exchange:
         What was answered; 0 before.
     is_known : bool
         Whether the client may use the server. The answer to anybody else does not wait for a body.
+    lingers : bool
+        Whether the end of the answer waits until the client may have read it, where the body was not.
     paced : function
         Called with the size of each piece of the body that was taken. It may wait.
     """
@@ -60,7 +62,7 @@ class Exchange:
         self.path = request.path.decode("latin-1")
         self.client = str(request.conn.remote_addr)
         self.received = self.sent = self.status = 0
-        self.is_known = False
+        self.is_known, self.lingers = False, True
         self.paced: Callable[[int], None] = lambda _: None
         self._chunked = bool(request.chunked_read)
         self._left = 0 if self._chunked else max(0, int(self.header("Content-Length") or 0))
@@ -227,7 +229,7 @@ class Exchange:
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     def _finish(self) -> None:
-        if not self._ended:
+        if not self._ended and self.lingers:
             self._linger()
 
     def drop(self) -> None:

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from messagestore.errors import ProtocolError, StoreError
 
 MIB = 1024 * 1024
+SPARE_THREADS = 20
+"""Threads for requests that are no streams."""
+_PROBE_THREADS = 4
+"""Of these, threads that only probes use: a client that sends slowly has a thread for as long as it sends."""
 _LOOK_S = 1.0
 _LARGE, _LARGE_WAITING = 2, 6
 """How many large requests that are no streams are answered at a time, and how many more wait for that. Each has a
@@ -77,6 +81,11 @@ class Limits:
     staged: int = 64 * 1024 * MIB
     idle_s: float = 30.0
     rate: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests at the same time, without probes."""
+        return self.streams + SPARE_THREADS - _PROBE_THREADS
 
 
 class BusyError(StoreError):

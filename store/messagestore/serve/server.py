@@ -26,13 +26,12 @@ from cheroot.server import Gateway, HTTPConnection, HTTPRequest, HTTPServer
 from messagestore.errors import ProtocolError, StoreUnavailableError
 from messagestore.serve.certificates import Certificates
 from messagestore.serve.exchange import Exchange
+from messagestore.serve.limits import SPARE_THREADS
 from messagestore.serve.service import Service
 from messagestore.spi.wire import failures
 
 HEAD_S = 10.0
 """Seconds for a handshake, a request line and headers together."""
-SPARE_THREADS = 16
-"""Threads for requests that are no streams."""
 _HEADER_SIZE = 32 * 1024
 _WATCH_S = 0.5
 _LINGER_S = 1.0

@@ -106,8 +106,9 @@ class Service:
             return
         with self._idle:
             self._active += 1
+            is_one_too_many = self._active > self.limits.requests
         try:
-            _Request(self, exchange).answer()
+            _Request(self, exchange, is_one_too_many=is_one_too_many).answer()
         finally:
             with self._idle:
                 self._active -= 1
@@ -181,8 +182,8 @@ class SignsOfLife:
 class _Request:
     """One request."""
 
-    def __init__(self, service: Service, exchange: Exchange) -> None:
-        self.service, self.exchange = service, exchange
+    def __init__(self, service: Service, exchange: Exchange, *, is_one_too_many: bool = False) -> None:
+        self.service, self.exchange, self._is_one_too_many = service, exchange, is_one_too_many
         self.hosted, self.limits = service.hosted, service.limits
         client_id = exchange.header(versions.REQUEST_ID)
         self.id = client_id if _PLAIN_ID.fullmatch(client_id) else uuid.uuid4().hex[:16]
@@ -225,6 +226,9 @@ class _Request:
     def _checked(self) -> Callable[[], None]:
         """What answers this request, after all checks that need no body."""
         exchange, service = self.exchange, self.service
+        if self._is_one_too_many:
+            exchange.lingers = False  # its thread is wanted by probes
+            raise BusyError(f"{self.limits.requests} requests are being answered, and no more are (--streams)")
         if service.draining:
             raise BusyError("the server is being stopped; another one will take its place")
         if service.recovering:

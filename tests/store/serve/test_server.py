@@ -165,6 +165,32 @@ def test_a_request_that_comes_byte_by_byte_is_ended(server: Server, monkeypatch:
             is_open = False
 
 
+def test_probes_are_answered_while_clients_send_slowly(root: str):
+    """Each has a thread until its body is there. A server that does not answer its probe is killed, and begins again."""
+    limits = replace(LIMITS, streams=1, connections=64, idle_s=30.0)
+    server = Server(Service(Hosted(root, SMALL), limits))
+    server.start()
+    head = f"POST /v1/reader/describe HTTP/1.1\r\n{HEADERS}Content-Length: 9\r\n\r\n{{".encode()
+    slow = [connected(server) for _ in range(limits.requests)]
+    try:
+        for sock in slow:
+            sock.sendall(head)
+        until(lambda: server.service._active == limits.requests)
+        for _ in range(8):
+            late = connected(server)
+            late.sendall(head)
+            answer = said(late)
+            assert not answer or (answer.startswith(b"HTTP/1.1 503 ") and b"17 requests are being answered" in answer)
+        probe = connected(server)
+        probe.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert said(probe).endswith(b"alive\n")
+        for sock in slow:
+            sock.close()
+        assert settings().reader(server.url).describe().store_id
+    finally:
+        server.stop()
+
+
 def test_one_connection_too_many_is_closed(server: Server):
     """It is told so. The others stay, and a place that becomes free is given again."""
     held = [connected(server) for _ in range(LIMITS.connections)]

@@ -21,8 +21,8 @@ from cli_runs import read_lines, start
 from messagestore import BatchRequest, MessageStore, StoreConfig
 from messagestore.serve import service as services
 from messagestore.serve.hosted import Hosted
-from messagestore.serve.limits import MIB, Budget, Limits
-from messagestore.serve.server import SPARE_THREADS, Server
+from messagestore.serve.limits import MIB, SPARE_THREADS, Budget, Limits
+from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, Range, Write, encode, store_host_of
 from messagestore.spi.location import RemoteSettings
