@@ -99,7 +99,10 @@ _SAMPLED_UNITS = 256
 _MOST_SIZE = (1 << 31) - 1
 """That of a record."""
 _MOST_FOLLOWED = 16
-"""How many sets of topics a reader follows. One that was not asked about for longest is dropped."""
+_MOST_TOPICS = 65_536
+"""How many sets of topics a reader follows, and how many topics they have, unless one has more. What nobody has asked
+about for longest is dropped: a client of a server can ask for any names.
+"""
 
 
 class LocalStores:
@@ -202,9 +205,12 @@ class LocalReader:
     def _follow(self, key: tuple[tuple[str, ...], bool]) -> _Followed:
         followed = self._followed.pop(key, None)
         if followed is None:
-            if len(self._followed) >= _MOST_FOLLOWED:
-                del self._followed[next(iter(self._followed))]
             topics, names = key
+            while self._followed and (
+                len(self._followed) >= _MOST_FOLLOWED
+                or len(topics) + sum(len(others) for others, _ in self._followed) > _MOST_TOPICS
+            ):
+                del self._followed[next(iter(self._followed))]
             followed = _Followed(self._view, topics, names=names)
         self._followed[key] = followed
         return followed

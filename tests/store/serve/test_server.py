@@ -363,6 +363,21 @@ def test_a_search_whose_client_has_left_stops(server: Server, monkeypatch: pytes
     until(lambda: server.service.budget.large == 0)
 
 
+def test_names_that_a_client_has_asked_about_do_not_add_up(root: str, monkeypatch: pytest.MonkeyPatch):
+    """A reader stays for minutes, and follows what it was asked about last: 16 sets of any names were many megabytes."""
+    monkeypatch.setattr("messagestore.spi.local._MOST_TOPICS", 4)
+    with contextlib.closing(LocalReader(root, SMALL)) as reader:
+        first = reader.ends(["t"])
+        assert reader.ends(["a", "b", "c"]).queues == {}
+        assert reader.ends(["t"], first) is first
+        for number in range(10):
+            reader.ends([f"{number}-{name}" for name in range(3)])
+            assert sum(len(topics) for topics, _ in reader._followed) <= 4
+        assert reader.ends(["t"]).queues == first.queues
+        reader.ends([str(number) for number in range(9)])
+        assert len(reader._followed) == 1
+
+
 def test_nobody_has_a_whole_log_read_by_one_call(server: Server):
     record = settings().reader(server.url).prove_last(0, 1 << 40)
     assert record is not None and record.crc == NOT_REACHED
