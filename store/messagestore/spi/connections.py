@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import random
-import re
 import socket
 import ssl
 import time
@@ -67,8 +66,7 @@ _DECIDED = (BatchConflictError, LostBatchesError, QueryConflictError, VersionReg
 _WRONG_TIMES = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 _UNKNOWN = "The batch may be in the log or not: commit it again, and it is recognised"
-_OF_A_HOST = re.compile(r"(^|[\s'(`])/|`messagestore |\bprocess\b|\b(lockTimeout|stagingTtl|readUpTo)\b|--[a-z]|inodes")
-_ITS_HOSTS = "the files, processes, commands and settings that are named here are those of its host"
+_ITS_HOSTS = "files, processes, commands and settings that are named here are those of its host"
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
@@ -436,8 +434,7 @@ class Connection:
         raise self._refused(error)
 
     def _refused(self, error: Exception) -> Exception:
-        is_there = "; " + _ITS_HOSTS if _OF_A_HOST.search(str(error)) else ""
-        error.add_note(f"store at {self._link.url}{is_there}")
+        error.add_note(f"store at {self._link.url}; {_ITS_HOSTS}")
         self.refusal = error
         return error
 
