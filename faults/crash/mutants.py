@@ -137,12 +137,12 @@ def abort_first(real: Any) -> Any:
 
 
 def recovers_before_it_locks(real: Any) -> Any:
-    def take(store: AttachedStore, timeout_s: float, description: str) -> None:
+    def take_turn(store: AttachedStore, *given: Any, **options: Any) -> None:
         if store.writer is None:
             store._recover()
-        real(store, timeout_s, description)
+        real(store, *given, **options)
 
-    return take
+    return take_turn
 
 
 def same_slot(real: Any) -> Any:
@@ -349,7 +349,7 @@ _LOG_AND_LOCKS = (
     Mutant("a gap between segments is passed over", lambda: mock.patch.object(MappedFileQueue, "load", _load_anything), "damage", damage("large", "commitlog/")),
     Mutant("a reader does not look at the visible end", patched(StoreView, "refresh", blind), "kills", kills("batches", "roll-over")),
     Mutant("the lock among writers is not taken", lambda: mock.patch.object(WriterLock, "acquire", _pretend), "races", many(concurrency._races, tries=200, count=20)),
-    Mutant("recovery before the lock", patched(AttachedStore, "_take_lock", recovers_before_it_locks), "races", many(concurrency._races, tries=200, count=20)),
+    Mutant("recovery before the lock", patched(AttachedStore, "_take_turn", recovers_before_it_locks), "races", many(concurrency._races, tries=200, count=20)),
     Mutant("queue offsets are cached over another's turn", patched(catching_up, "_catch_up", forgets_nothing), "processes", many(concurrency._processes)),
     Mutant("appends of threads are not one at a time", patched(LogWriter, "__init__", without_mutex), "threads", many(concurrency._threads)),
 )  # fmt: skip

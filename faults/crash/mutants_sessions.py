@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant("an exception of a signal handler counts as a failed put", patched(standing, "is_failure", knows_interrupts_by_class), "interrupts", interrupted("puts", "log_writer")),
     Mutant("an error with a number of a signal handler counts as the disk's", patched(standing, "is_failure", knows_interrupts_by_number), "interrupts", interrupted("puts", "log_writer", error=Full)),
     Mutant("what a signal handler raises while a record is read counts as damage of the record", without(batch_record, "pass_on"), "a batch that is sent again", sent_again),
-    Mutant("letting go of a store is not finished after an interrupt", patched(AttachedStore, "_drop", lets_go_once), "interrupts", interrupted("opened again", "session", "store_files")),
+    Mutant("letting go of a store is not finished after an interrupt", patched(AttachedStore, "_drop", lets_go_once), "interrupts", interrupted("opened again", "session", "store_locks", "store_files")),
     Mutant("a session that an interrupt has lost stays open", patched(attached_store, "weakref", keeps_sessions), "interrupts", interrupted("opened again", "session", "message_store")),
     Mutant("a rename that answered with an error counts as failed", patched(disk_module, "_rename", takes_the_answer), "fuzz: renames that answer with an error", named(sessions.renames_that_answer_with_an_error)),
     Mutant("a batch is written whether or not its queues can be made", without(transaction, "_check_names"), "fuzz: few inodes", named(sessions.few_names)),

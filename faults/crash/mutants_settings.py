@@ -17,7 +17,7 @@ from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroupConfig
 from messagestore.format.config import StoreConfig
 from messagestore.puts import Puts
-from messagestore.session import stored_with
+from messagestore.shared_settings import stored_with
 
 
 def in_place(_: Any) -> Any:

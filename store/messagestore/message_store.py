@@ -88,7 +88,8 @@ from messagestore.read.log_follower import Listener, LogFollower, follow_message
 from messagestore.read.view import StoreView
 from messagestore.read_only_store import CHUNK_ROWS, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
-from messagestore.session import CHANGEABLE, AttachedStore, Session, attached_store, stored_with
+from messagestore.session import AttachedStore, Session, attached_store
+from messagestore.shared_settings import CHANGEABLE, stored_with
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.states import Health
 from messagestore.writer.statistics import StoreStats

@@ -41,19 +41,15 @@ class Services:
     Parameters
     ----------
     writer : LogWriter
-    remember_poison : callable
-        Called if a flush failed while the writer lock was not held.
     half_progress : callable
         From which half message and which op message on somebody has to look; retention keeps these.
     """
 
-    def __init__(
-        self, writer: LogWriter, remember_poison: Callable[[], None], half_progress: Callable[[], tuple[int, int]]
-    ) -> None:
+    def __init__(self, writer: LogWriter, half_progress: Callable[[], tuple[int, int]]) -> None:
         self.writer = writer
         self.delivery = Delivery(writer)
         self.retention = Retention(writer, half_progress, self.delivery.saved)
-        self.flush = FlushService(writer, remember_poison)
+        self.flush = FlushService(writer)
         self.segments = AllocateService(writer)
         self.pool: PoolService | None = None
         """Empties the TransientStorePool of the writer; None: it has none."""

@@ -1,4 +1,4 @@
-"""The sharing of a store among the writers of one process, and the turns that processes take.
+"""The sharing of a store among the writers of one process, which takes turns with others (`store_locks`).
 
 There is one `AttachedStore` per process and store. Before it reads anything that it relies on, it attaches: it takes a
 shared lock and a lease, which keep Java brokers out. It takes the writer lock for a session or for one commit, and
@@ -11,7 +11,7 @@ harm.
     anything else                                      -> recover, as on open
 
 While it is attached, it holds its root folder open and acts in that folder only. The settings are those of the sessions
-that are open, which all ask for the same ones; between sessions, each commit brings its own.
+that are open, which all ask for the same ones; between sessions, each commit brings its own (`shared_settings`).
 
 A broker that starts meanwhile waits in the kernel, and a thread watches for such a broker. The store then finishes what
 was begun and closes as in a detach, even under an open session, and the broker continues. The session's next append
@@ -32,13 +32,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from messagestore.batches.progress import settle_if_possible
 from messagestore.broker.open_halves import progress_of
 from messagestore.errors import (
     ConfigError,
-    NotAStoreError,
     StoreClosedError,
     StoreError,
     StoreFullError,
@@ -48,25 +46,24 @@ from messagestore.errors import (
 from messagestore.files.broker_name import keep_broker_name
 from messagestore.files.disk import Disk
 from messagestore.files.file_systems import warn_of_network
-from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root, other_names, writable_by_others
 from messagestore.files.store_settings import read_settings, write_settings
-from messagestore.files.writer_lock import Attachment, WriterLock, attach
-from messagestore.format.config import ASYNC_FLUSH, StoreConfig, java_key, settings
-from messagestore.format.layout import STATE_POISONED
+from messagestore.files.writer_lock import Attachment
+from messagestore.format.config import StoreConfig
 from messagestore.log.refusals import refuse_to_write
-from messagestore.log.store_files import FIXED, Paths, StoreFiles, make_own_folders, make_root
+from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, make_root
 from messagestore.log.store_identity import establish
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
 from messagestore.services import Services
-from messagestore.signal_handlers import pass_on
+from messagestore.shared_settings import LOOKED_AT, differing_settings, other_settings, stored_with, warn_of_differences
+from messagestore.store_locks import StoreLocks, ThreadTurns
 from messagestore.watcher import Watcher
 from messagestore.writer.catching_up import catch_up
 from messagestore.writer.flush import FlushService
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.standing import broker_comes
-from messagestore.writer.states import PRESENCES, Health, Presence, PresenceEvent, moved
+from messagestore.writer.states import Health, Presence
 from messagestore.writer.statistics import Statistics
 
 _stores: dict[str, AttachedStore] = {}
@@ -74,31 +71,12 @@ _stores_mutex = threading.Lock()
 _ROOM = 256 * 1024
 """So many bytes of the disk are kept for the recovery that a full disk will need."""
 _BRIEFLY_S = 1.0
-_BETWEEN_TURNS = "closing the store"
 _warned: set[str] = set()
 _looked_for_links: set[str] = set()
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 """The interval at which the store checks whether a broker waits."""
 _LONGEST_PAUSE_S = 3600.0
-CHANGEABLE = ("max_message_size", "max_msgs_num_batch", "put_in_flight_size", "sync_flush_timeout")
-"""The settings of an open store that `MessageStore.alter_config` changes."""
-_LOOKED_AT = frozenset(
-    {
-        *CHANGEABLE,
-        "flush_disk_type",
-        "lock_timeout",
-        "attach_timeout",
-        "proven_tail_size",
-        "fail_on_unproven",
-        "read_up_to",
-    }
-)
-"""The settings that say how one call behaves: another caller's do not change what an earlier one has been promised."""
-_LEVELS = "message_delay_level"
-_TOLD_OF = frozenset({"flush_disk_type", "max_message_size"})
-_told_differences: set[tuple[str, str]] = set()
-"""Roots, and settings that this process gives otherwise than the store has them; it was told once."""
 _NOT_WRITABLE = (
     "this user may not create files there, as a writer must. Make the folder writable for this user, or open the store "
     "read-only"
@@ -150,7 +128,6 @@ class AttachedStore:
         self.config = config
         self.disk = disk
         self.pid = os.getpid()
-        self.mutex = threading.RLock()
 
         self.services: Services | None = None
         """The writer of this process, and the threads that work for it; None: there is no writer now."""
@@ -158,15 +135,10 @@ class AttachedStore:
 
         self.statistics = Statistics()
         """What this process has put and read."""
-        self.presence = Presence.DETACHED
-        """What this process holds. It changes after a lock is taken and before one is released, so it never names a
-        lock that is not held.
-        """
+        self.locks = StoreLocks(self.paths, disk)
+        """What this process holds of the store, among processes."""
 
-        self._attachment: Attachment | None = None
-        self._lock = WriterLock(self.paths.writer_lock)
-        self._turn_of = _BETWEEN_TURNS
-        """What the thread does that holds `mutex`; for other threads that wait for it in vain."""
+        self._threads = ThreadTurns(self.paths)
         self._stored = StoreConfig()
         """The settings that lived with the store when the first of the open sessions began, or at the last append."""
         self._sessions: tuple[weakref.ref[Session], ...] = ()
@@ -177,17 +149,21 @@ class AttachedStore:
 
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
-        self.mutex = threading.RLock()
-        self._turn_of = _BETWEEN_TURNS
+        self._threads = ThreadTurns(self.paths)
         self._watcher.forget_threads()
         self.statistics.forget_threads()
         if self.services is not None:
             self.services.forget_threads()
 
     @property
+    def mutex(self) -> threading.RLock:
+        """What the threads of this process take in turns."""
+        return self._threads.mutex
+
+    @property
     def attached(self) -> bool:
         """Whether this process keeps brokers out of the store."""
-        return self.presence in (Presence.ATTACHED, Presence.HOLDING)
+        return self.locks.attached
 
     @property
     def writer(self) -> LogWriter | None:
@@ -205,9 +181,6 @@ class AttachedStore:
     def _in_session(self) -> bool:
         """Whether a session is open; while one is, this process is HOLDING."""
         return any(session() is not None for session in self._sessions)
-
-    def _move(self, event: PresenceEvent) -> None:
-        self.presence = moved(PRESENCES, self.presence, event)
 
     # ---- settings
 
@@ -265,15 +238,15 @@ class AttachedStore:
             The settings that live with the store are damaged.
         """
         if not self._in_session:
-            _tell_differences(self.paths.root, config, self._stored)
+            warn_of_differences(self.paths.root, config, self._stored)
         config = config.completed(self._stored)
         files = None if self.writer is None else self.writer.files
-        differing = _differing(config, self.config, self.config if files is None else files.config)
+        differing = differing_settings(config, self.config, self.config if files is None else files.config)
         if self._in_session:
             if differing:
-                raise _other_settings(self.paths.root, differing, self.config, config)
+                raise other_settings(self.paths.root, differing, self.config, config)
             return
-        if any(name not in _LOOKED_AT for name in differing):
+        if any(name not in LOOKED_AT for name in differing):
             with contextlib.suppress(StoreError, OSError):  # the next opening of the store finds what is wrong
                 self.detach()
         elif files is not None:
@@ -319,24 +292,7 @@ class AttachedStore:
         """
         stored = self._stored if self._in_session else read_settings(self.disk, self.paths.settings)
         limit_s = (config or self.config).completed(stored).lock_timeout_s if timeout_s is None else timeout_s
-        left_s, waited = limit_s, False
-        taken: list[bool] = []
-        try:
-            # One step of the interpreter: no exception of a signal handler comes between the lock and the note of it
-            taken.extend(map(self.mutex.acquire, (False,)))
-            if not any(taken):
-                begin_s = time.monotonic()
-                taken.extend(map(self.mutex.acquire, (True,), (min(limit_s, threading.TIMEOUT_MAX),)))
-                if not any(taken):
-                    holder = f"another thread of this process, pid {os.getpid()} ({self._turn_of})"
-                    raise StoreLockedError(
-                        f"{self.paths.root}: still locked by {holder} after {limit_s:g} s. Let that thread finish, or "
-                        f"allow more time (lockTimeout)",
-                        path=self.paths.writer_lock,
-                        holder=holder,
-                    )
-                left_s = max(0.0, limit_s - (time.monotonic() - begin_s))
-                waited = True
+        with self._threads.turn(description, limit_s) as (left_s, waited):
             if not self._waits:
                 raise StoreLockedError(
                     f"{self.paths.root}: this process is ending, and begins nothing more ({description}). Try again "
@@ -344,17 +300,9 @@ class AttachedStore:
                     path=self.paths.writer_lock,
                     holder=f"pid {os.getpid()}, which is ending",
                 )
-
-            before, self._turn_of = self._turn_of, description
-            try:
-                if not self._in_session:
-                    self._stored = read_settings(self.disk, self.paths.settings) if waited else stored
-                yield left_s
-            finally:
-                self._turn_of = before
-        finally:
-            if any(taken):
-                self.mutex.release()
+            if not self._in_session:
+                self._stored = read_settings(self.disk, self.paths.settings) if waited else stored
+            yield left_s
 
     @contextlib.contextmanager
     def nobody_waits(self) -> Iterator[None]:
@@ -436,7 +384,7 @@ class AttachedStore:
         try:
             return self._entered(description, timeout_s, config, accept_loss=accept_loss)
         except StoreFullError as error:
-            kept = 0 if self._in_session else self._lock.give_room_up()
+            kept = 0 if self._in_session else self.locks.writer_lock.give_room_up()
             if not kept:
                 raise
             _log.warning(
@@ -451,7 +399,7 @@ class AttachedStore:
         self, description: str, timeout_s: float, config: StoreConfig | None, *, accept_loss: bool = False
     ) -> LogWriter:
         self._drop_if_unsound()
-        if self._broker_waits():
+        if self.locks.broker_waits():
             with contextlib.suppress(StoreError, OSError):  # the next opening of the store finds what is wrong
                 self._make_way()
 
@@ -459,7 +407,7 @@ class AttachedStore:
             self._take_settings(config)
 
         try:
-            if self.presence is Presence.DETACHED:
+            if self.locks.presence is Presence.DETACHED:
                 self._attach()
             if not self._in_session:
                 self._take_turn(timeout_s, description, accept_loss=accept_loss)
@@ -478,76 +426,44 @@ class AttachedStore:
 
     def _drop_if_unsound(self) -> None:
         """Let go of a store that was lost, of one whose writer has failed, and of one whose release was interrupted."""
-        was_lost = self._attachment is not None and not (self.attached and self._attachment.intact())
         is_unsound = self.writer is not None and self.writer.health is not Health.SOUND  # also under open sessions
-        if self.presence is Presence.LEAVING or was_lost or is_unsound:
+        if self.locks.presence is Presence.LEAVING or self.locks.lost or is_unsound:
             self._drop()
 
     def _take_turn(self, timeout_s: float, description: str, *, accept_loss: bool) -> None:
         """Take the writer lock, and bring the writer to where the log ends now: it catches up, or recovery makes it."""
-        self._take_lock(timeout_s, description)
-        self._check_place()
+        self.locks.take(timeout_s, description, self.writer, lambda: self._waits)
+        self.locks.check_place()
         if self.writer is None or not catch_up(self.writer):
             settle_if_possible(self._recover(accept_loss=accept_loss).writer)
-            self._lock.keep_room(min(_ROOM, self.config.mapped_file_size_commit_log // 16))
+            self.locks.writer_lock.keep_room(min(_ROOM, self.config.mapped_file_size_commit_log // 16))
 
     def _give_back(self) -> None:
         """Let go of the store after a failed attempt to hold it.
 
         Unless another process holds the store, the writer may have taken in a part of what it had to.
         """
-        if self.writer is None or self.presence is Presence.HOLDING:
+        if self.writer is None or self.locks.presence is Presence.HOLDING:
             self._drop()
         else:
-            self._release_lock()
+            self.locks.release(self.writer)
 
     def _attach(self) -> None:
         """Create what is missing, and become one of the processes that are at work on the store."""
-        held = self._hold_root()
+        held = self.locks.hold_root(self.config.file_mode_bits)
         refuse_to_write(self.disk, self.paths, self.config)  # before anything is created
         make_root(self.disk, self.paths)
         if not held:
-            self._hold_root()
+            self.locks.hold_root(self.config.file_mode_bits)
 
         _warn_of_others(self.paths.root)
         warn_of_network(self.paths.root)
         _warn_of_hard_links(self.disk, self.paths)
 
-        self._attachment = attach(self.paths.root, self.disk)
-        self._move(PresenceEvent.ATTACH)
+        self.locks.attach()
         self._last_used_s = time.monotonic()
         self._watch()
         make_own_folders(self.disk, self.paths)
-
-    def _hold_root(self) -> bool:
-        """Hold the folder that is at the root now: from now on, everything is read and written in this folder.
-
-        Returns
-        -------
-        bool
-            False: there is no folder.
-        """
-        try:
-            self.disk.hold_root(self.paths.root, self.config.file_mode_bits)
-        except (FileNotFoundError, NotADirectoryError):
-            return False  # `make_root` makes it, or says what is wrong
-        return True
-
-    def _check_place(self) -> None:
-        """Check that the locks were taken in the folder that is held.
-
-        Raises
-        ------
-        StoreLockedError
-            Another folder came to the root's path meanwhile.
-        """
-        if not self._locks_intact():
-            raise StoreLockedError(
-                f"{self.paths.root}: the folder, or a lock file in it, was renamed or replaced while the store was "
-                f"opened. Nothing was written. Try again",
-                path=self.paths.root,
-                holder="a process that moves the store's folder",
-            )
 
     def _recover(self, *, accept_loss: bool = False) -> Services:
         """Recover the store, and give it the writer that this makes, with its services."""
@@ -569,10 +485,10 @@ class AttachedStore:
         with writer.mutex:
             writer.clock.load()
         writer.topics_put = self.statistics.topics_of_writer()
-        writer.locks_intact = self._locks_intact
-        writer.broker_waits = self._broker_waits
+        writer.locks_intact = self.locks.intact
+        writer.broker_waits = self.locks.broker_waits
 
-        services = Services(writer, self._remember_poison, lambda: progress_of(self.paths.root, self.config, self.disk))
+        services = Services(writer, lambda: progress_of(self.paths.root, self.config, self.disk))
         services.delivery.follow()
         self.services = services
         return services
@@ -588,14 +504,6 @@ class AttachedStore:
         services.writer.files.close()
         self.services = None
 
-    def _locks_intact(self) -> bool:
-        attachment = self._attachment
-        return attachment is not None and attachment.intact() and self._lock.intact()
-
-    def _broker_waits(self) -> bool:
-        attachment = self._attachment
-        return attachment is not None and attachment.broker_waits()
-
     def _leave(self) -> None:
         self._last_used_s = time.monotonic()
         if self._in_session:
@@ -604,48 +512,10 @@ class AttachedStore:
             if self.writer is not None:
                 self.writer.finish()
         finally:
-            self._release_lock()
+            self.locks.release(self.writer)
             if self.writer is not None and self.writer.health is not Health.SOUND:
                 self._drop()
             self._watch()
-
-    def _take_lock(self, timeout_s: float, description: str) -> None:
-        try:
-            self._lock.acquire(timeout_s, description=description, waits=lambda: self._waits)
-        except FileNotFoundError as error:
-            pass_on(error)
-            raise NotAStoreError(
-                f"{self.paths.spark}: found no such folder; this process had the store open when it was removed. Put "
-                "it back from a backup, or end all processes that had the store open, and open it again",
-                path=self.paths.root,
-            ) from error
-        self._move(PresenceEvent.TAKE)
-        if self.writer is not None:
-            self.writer.take_turn()
-
-    def _release_lock(self) -> None:
-        self._move(PresenceEvent.GIVE)
-        if self._lock.held and self.writer is not None:
-            self.writer.give_turn()
-        self._lock.release()
-
-    def _remember_poison(self) -> None:
-        """Record in `state` that the flush thread failed while this process did not hold the lock.
-
-        This waits for its turn through a lock object of its own. Another writer may have synced its own batch after
-        what was lost here; the next writer writes all of it again. A `state` that was put in place of this writer's
-        belongs to a restored store, which lost nothing.
-        """
-        inode = self.writer.files.state_file.inode if self.writer is not None else -1
-        lock = WriterLock(self.paths.writer_lock)
-        try:
-            lock.acquire(self.config.lock_timeout_s, description="a failed sync")
-            file = StateFile(self.disk, self.paths.state)
-            state = file.read()
-            if state is not None and not state.poisoned and inode in (-1, file.inode):
-                file.write(replace(state, counter=state.counter + 1, flags=state.flags | STATE_POISONED))
-        finally:
-            lock.close()
 
     # ---- detaching
 
@@ -654,7 +524,7 @@ class AttachedStore:
 
         Spark kills an idle worker soon after that.
         """
-        attachment = self._attachment
+        attachment = self.locks.attachment
         if attachment is None or (self._in_session and not attachment.leased):
             return  # without a lease, no broker waits, and an open session ends by itself
         self._watcher.start()
@@ -662,19 +532,19 @@ class AttachedStore:
     def _look(self) -> float | None:
         """Leave the store if it is time, and say when the watcher looks next."""
         self.statistics.sample()
-        attachment = self._attachment
+        attachment = self.locks.attachment
         if attachment is not None and not self._is_due(attachment):
             return self._pause_s(attachment)
         if not self.mutex.acquire(timeout=_LOOK_S):
             _ending.end_if_late()
             return 0  # an append is running; meanwhile this checks how long a broker has waited
         try:
-            if self._attachment is None or not self._watcher.is_mine():
+            if self.locks.attachment is None or not self._watcher.is_mine():
                 return None
             try:
-                if self._attachment.broker_waits():
+                if self.locks.attachment.broker_waits():
                     self._make_way()
-                elif self._is_due(self._attachment):
+                elif self._is_due(self.locks.attachment):
                     self.detach()
             except (StoreError, OSError) as error:  # the next writer recovers what is in the log
                 _log.warning("%s: the store could not be closed properly: %s", self.paths.root, error)
@@ -721,7 +591,7 @@ class AttachedStore:
         to start.
         """
         with self.mutex:
-            if self._attachment is None:
+            if self.locks.attachment is None:
                 return
             try:
                 self._tidy()
@@ -729,7 +599,7 @@ class AttachedStore:
                 self._drop()
 
     def _tidy(self) -> None:
-        services, attachment = self.services, self._attachment
+        services, attachment = self.services, self.locks.attachment
         if services is None or attachment is None or not attachment.intact():
             return
         services.stop()
@@ -741,9 +611,9 @@ class AttachedStore:
         if writer.health is not Health.SOUND:
             return
 
-        if self.presence is not Presence.HOLDING:
+        if self.locks.presence is not Presence.HOLDING:
             try:
-                self._take_lock(_BRIEFLY_S, "detach")
+                self.locks.take(_BRIEFLY_S, "detach", writer, lambda: self._waits)
             except StoreLockedError:
                 return  # the process that holds it is attached, and closes the store itself
             if not catch_up(writer):
@@ -785,17 +655,7 @@ class AttachedStore:
         """Do what `_drop` does, as far as it is not done yet."""
         self._let_go(why)
         self._sessions = ()
-
-        self.disk.release_root(self.paths.root)
-        self._move(PresenceEvent.DETACH)
-
-        if self._attachment is not None:  # before the lock: its next holder must not find us attached
-            self._attachment.detach()
-            self._attachment = None
-
-        self._release_lock()
-        self._lock.close()
-        self._lock = WriterLock(self.paths.writer_lock)
+        self.locks.let_go()
         self._watcher.end()
 
     def _closed(self) -> StoreClosedError:
@@ -812,90 +672,6 @@ def _note_remedy(root: str, error: BaseException) -> None:
         error.add_note(f"{root}: {_NOT_WRITABLE}")
     elif error.errno == errno.EROFS:
         error.add_note(f"{root}: {_READ_ONLY_MOUNT}")
-
-
-def _differing(config: StoreConfig, *open_with: StoreConfig) -> list[str]:
-    """The fields that a configuration has otherwise than all known ones, apart from those that are fixed in a store.
-
-    Of the delay levels, those that the store's files have now count, which are known last, if the configuration chooses
-    any.
-    """
-    names = [setting.name for setting in settings() if setting.name not in FIXED] + ["broker_settings"]
-    differing = [name for name in names if all(getattr(config, name) != getattr(other, name) for other in open_with)]
-    if _LEVELS in differing:
-        differing.remove(_LEVELS)
-    if config.is_given(_LEVELS) and config.delays_ms != open_with[-1].delays_ms:
-        differing.append(_LEVELS)
-    return differing
-
-
-def _other_settings(root: str, differing: list[str], open_with: StoreConfig, wanted: StoreConfig) -> ConfigError:
-    """The error for a caller whose settings are not those of the sessions that are open."""
-    differences = ", ".join(
-        f"{java_key(name)}: found {getattr(wanted, name)!r}, and the open session has {getattr(open_with, name)!r}"
-        for name in differing
-    )
-    return ConfigError(
-        f"{root}: this process has the store open with other settings, which all its sessions share. {differences}. "
-        f"Give the same settings, or none, or close the other session first",
-        key=java_key(differing[0]),
-        value=getattr(wanted, differing[0]),
-    )
-
-
-def stored_with(before: StoreConfig, changes: Mapping[str, object]) -> StoreConfig:
-    """The settings that live with a store, after changes; None takes a setting away.
-
-    Raises
-    ------
-    ConfigError
-        A key is no setting, or one that is fixed in a store, or a value is not allowed.
-    """
-    StoreConfig.check_names(changes)
-    names = {java_key(setting.name).lower(): setting.name for setting in settings()}
-    for name in FIXED:
-        if java_key(name).lower() in {key.lower() for key in changes}:
-            raise ConfigError(
-                f"{java_key(name)}: found a setting that is fixed when a store is made, and that no store changes "
-                "later. Make a new store with it, and copy the messages there",
-                key=java_key(name),
-            )
-
-    kept: dict[str, object] = dict(before.to_mapping())
-    for key, value in changes.items():
-        kept.pop(java_key(names[key.lower()]), None)
-        if value is not None:
-            kept[java_key(names[key.lower()])] = value
-    config = StoreConfig.from_mapping(kept)
-    if config.transient_store_pool_enable and config.flush_disk_type != ASYNC_FLUSH:
-        raise ConfigError(
-            "transientStorePoolEnable: found true with flushDiskType=SYNC_FLUSH; allowed is true with ASYNC_FLUSH "
-            "only. Set both, or neither",
-            key="transientStorePoolEnable",
-            value=True,
-        )
-    return config
-
-
-def _tell_differences(root: str, config: StoreConfig, stored: StoreConfig) -> None:
-    """Warn, once a process, of settings that the caller gives otherwise than the store has them."""
-    for name in sorted(stored.given):
-        if name in _LOOKED_AT and name not in _TOLD_OF:
-            continue
-        asked, of_store = getattr(config, name), getattr(stored, name)
-        if not config.is_callers(name) or asked == of_store or (root, name) in _told_differences:
-            continue
-        _told_differences.add((root, name))
-        _log.warning(
-            "%s: %s: this program gives %r, which counts for it; the store's own setting is %r. To use the store's, "
-            "give none; to change it for all, run `messagestore config ROOT set %s=%s`",
-            root,
-            java_key(name),
-            asked,
-            of_store,
-            java_key(name),
-            asked,
-        )
 
 
 class _Ending:

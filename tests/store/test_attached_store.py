@@ -772,7 +772,7 @@ def test_a_place_that_cannot_be_written_says_why(
 ) -> None:
     root = filled(tmp_path / "s", 2)
     refused = OSError(number, os.strerror(number), str(root / "spark"))
-    monkeypatch.setattr("messagestore.session.attach", mock.Mock(side_effect=refused))
+    monkeypatch.setattr("messagestore.store_locks.attach", mock.Mock(side_effect=refused))
     with pytest.raises(OSError, match="spark") as raised:
         MessageStore.open(root, SMALL)
     assert words in "".join(raised.value.__notes__)

@@ -13,7 +13,8 @@ from messagestore.broker.delivery import Delivered
 from messagestore.format.config import SYNC_FLUSH, java_key, settings
 from messagestore.format.message import PutMessageResult
 from messagestore.log.store_files import FIXED, store_host_of
-from messagestore.session import _LOOKED_AT, attached_store
+from messagestore.session import attached_store
+from messagestore.shared_settings import LOOKED_AT
 from small import SMALL, SMALL_ASYNC, filled, read_all
 
 _OTHERS: dict[str, object] = {
@@ -105,7 +106,7 @@ def test_settings_that_only_concern_one_call_do_not_close_the_store_between_comm
     store = attached_store(root, SMALL)
     with store.writing("one") as writer:
         pass
-    for name in sorted(_LOOKED_AT):
+    for name in sorted(LOOKED_AT):
         with store.writing("another", config=changed(name)) as other:
             assert other is writer
     store.detach()

@@ -13,9 +13,13 @@ from __future__ import annotations
 import contextlib
 import time
 from _thread import LockType
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 from messagestore.errors import StoreError, StoreFullError
+from messagestore.files.state import StateFile
+from messagestore.files.writer_lock import WriterLock
+from messagestore.format.layout import STATE_POISONED
 from messagestore.format.message import PutMessageResult
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.pending_puts import OnewayPut, PendingPuts, PutFuture
@@ -34,18 +38,15 @@ class FlushService(ServiceThread):
     Parameters
     ----------
     writer : LogWriter
-    remember_poison : callable
-        Called if a flush failed while the writer lock was not held.
 
     Threads: any thread may call `wait` and `wake`, but not while it holds the writer's mutex.
     """
 
-    def __init__(self, writer: LogWriter, remember_poison: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, writer: LogWriter) -> None:
         super().__init__("messagestore-flush")
         self.writer = writer
         self.promised = PendingPuts(writer)
         """The puts whose callers do not wait."""
-        self._remember_poison = remember_poison
         self._waiters: list[tuple[int, LockType]] = []
         """The ends for which callers wait, each with a lock that is released when the log is durable up to that end.
 
@@ -155,6 +156,24 @@ class FlushService(ServiceThread):
                 self.writer.stop(f"the flush thread died ({error!r})")
                 self._wake_all()
                 raise
+
+    def _remember_poison(self) -> None:
+        """Record in `state` that a flush failed while this process did not hold the writer lock.
+
+        This waits for its turn through a lock object of its own. Another writer may have synced its own batch after
+        what was lost here; the next writer writes all of it again. A `state` that was put in place of this writer's
+        belongs to a restored store, which lost nothing.
+        """
+        files = self.writer.files
+        lock = WriterLock(files.paths.writer_lock)
+        try:
+            lock.acquire(files.config.lock_timeout_s, description="a failed sync")
+            file = StateFile(files.disk, files.paths.state)
+            state = file.read()
+            if state is not None and not state.poisoned and files.state_file.inode in (-1, file.inode):
+                file.write(replace(state, counter=state.counter + 1, flags=state.flags | STATE_POISONED))
+        finally:
+            lock.close()
 
     def _wake_all(self) -> None:
         with self._mutex:

@@ -1,7 +1,7 @@
 """The states of a writer, and of a process at a store, and the moves between them.
 
 `Turn` says whether a `LogWriter` may write the small files that all writers share, and `Health` whether its syncs can
-be trusted. The two are independent of each other. `Presence` says what an `AttachedStore` holds.
+be trusted. The two are independent of each other. `Presence` says what a process holds (`StoreLocks`).
 
     Turn        HELD <-> AWAY                   a process takes the writer lock and gives it back
                 HELD, AWAY -> LOST              somebody removed the lock file: it is unknown who writes now

@@ -92,16 +92,16 @@ def test_every_state_can_be_reached_from_the_first(name: str) -> None:
 def test_a_turn_of_a_process(tmp_path: Path) -> None:
     """What a process holds, and what its writer may do, from the first commit to the end."""
     store = attached_store(tmp_path / "s")
-    assert store.presence is Presence.DETACHED
+    assert store.locks.presence is Presence.DETACHED
     with store.writing("a commit") as writer:
-        assert (store.presence, writer.turn) == (Presence.HOLDING, Turn.HELD)
-    assert (store.presence, writer.turn) == (Presence.ATTACHED, Turn.AWAY)
+        assert (store.locks.presence, writer.turn) == (Presence.HOLDING, Turn.HELD)
+    assert (store.locks.presence, writer.turn) == (Presence.ATTACHED, Turn.AWAY)
     with pytest.raises(AssertionError, match="another process may write"):
         writer.write_state(visible_end=0)
     with store.writing("another") as again:
-        assert (store.presence, again.turn) == (Presence.HOLDING, Turn.HELD)
+        assert (store.locks.presence, again.turn) == (Presence.HOLDING, Turn.HELD)
     store.detach()
-    assert (store.presence, again.turn) == (Presence.DETACHED, Turn.RETIRED)
+    assert (store.locks.presence, again.turn) == (Presence.DETACHED, Turn.RETIRED)
     with pytest.raises(StoreClosedError):
         again.write_state(visible_end=0)
 
@@ -118,7 +118,7 @@ def test_an_error_that_the_flush_thread_has_seen_is_not_told(tmp_path: Path) -> 
     with pytest.raises(StorePoisonedError, match=r"a sync failed \(test\)"):
         store.close()
     assert writer.health is Health.TOLD
-    assert attached_store(tmp_path / "s").presence is Presence.DETACHED
+    assert attached_store(tmp_path / "s").locks.presence is Presence.DETACHED
 
 
 def test_what_was_interrupted_while_it_was_let_go_is_let_go_first(
@@ -131,12 +131,12 @@ def test_what_was_interrupted_while_it_was_let_go_is_let_go_first(
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    store._take_lock(1.0, "detach")
+    store.locks.take(1.0, "detach", store.writer)
     with monkeypatch.context() as patched:
-        patched.setattr(store, "_release_lock", interrupt)
+        patched.setattr(store.locks, "release", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store._drop()
-    assert store.presence is Presence.LEAVING
+    assert store.locks.presence is Presence.LEAVING
     with store.writing("the next commit") as writer:
-        assert (store.presence, writer.turn) == (Presence.HOLDING, Turn.HELD)
+        assert (store.locks.presence, writer.turn) == (Presence.HOLDING, Turn.HELD)
     store.detach()
