@@ -23,6 +23,7 @@ from messagestore.batches.progress import Move
 from messagestore.broker import retention
 from messagestore.consume.assignment import Assignment
 from messagestore.consume.beginning import Beginning
+from messagestore.consume.commits import Commits
 from messagestore.consume.cursor import Cursor
 from messagestore.consume.progress import GroupProgress
 from messagestore.files.consume_queue import ConsumeQueue
@@ -416,7 +417,7 @@ MUTANTS = (
     ),
     Mutant(
         "a pipe goes on over a reset",
-        without(Consumer, "may_move", True),
+        without(Commits, "may_move", True),
         "scenes of pipes",
         scene(reset_under_a_pipe),
     ),

@@ -11,7 +11,6 @@ Threads: one at a time, except `close`. Processes: a forked child opens a consum
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -24,12 +23,13 @@ from typing import Self, TypeVar
 
 from messagestore.consume.assignment import Assignment, Topics, queue_of
 from messagestore.consume.beginning import Beginning, start_of
+from messagestore.consume.commits import Commits
 from messagestore.consume.cursor import Cursor, Mark
 from messagestore.consume.messages import ConsumedMessage
 from messagestore.consume.positions import Positions
 from messagestore.consume.progress import EARLIEST, GroupProgress, Queue
 from messagestore.consume.queue_reader import QueueReader
-from messagestore.errors import ConfigError, OffsetOutOfRangeError, StoreClosedError, StoreLockedError
+from messagestore.errors import ConfigError, OffsetOutOfRangeError, StoreClosedError
 from messagestore.files.disk import Disk
 from messagestore.files.group_locks import GroupLocks
 from messagestore.format import arguments
@@ -178,7 +178,7 @@ class Consumer:
         passed_tags = None if named is None else frozenset(named)
         self._orderly = arguments.true_or_false("orderly", orderly)
         self._auto_commit = arguments.true_or_false("auto_commit", auto_commit)
-        self._auto_commit_s = arguments.seconds("auto_commit_interval", auto_commit_interval)
+        auto_commit_s = arguments.seconds("auto_commit_interval", auto_commit_interval)
         self._idle_s = math.inf if consumer_timeout is None else arguments.seconds("consumer_timeout", consumer_timeout)
         settings = None if config is None else arguments.instance("config", config, StoreConfig)
 
@@ -189,7 +189,7 @@ class Consumer:
 
         self._view = StoreView(path, settings, disk)
         self._locks = GroupLocks(self._view.files.disk, path, group)
-        self._progress = GroupProgress(self._view, group)
+        progress = GroupProgress(self._view, group)
         self._disk = disk
         self._reader = QueueReader(self._view, group, passed_tags, self)
         self._assignment = Assignment(
@@ -198,16 +198,15 @@ class Consumer:
             wanted,
             self._locks,
             self._reader,
-            Beginning(self._view, self._progress, begin_at, self._record_beginning, grows=wanted.pattern is not None),
+            Beginning(self._view, progress, begin_at, self._record_beginning, grows=wanted.pattern is not None),
             gained=self._tell_assigned,
             leaving=self._before_leaving,
             lost=self._tell_revoked,
         )
+        self._commits = Commits(path, progress, self._assignment, self._reader, self._used, auto_commit_s)
         self._turn = 0
         self._current: Cursor | None = None
         """The queue whose block an iteration hands out."""
-        self._committed_s = time.monotonic()
-        self._told_of_broker = False
         self.group = group
         self.root = path
         try:
@@ -261,7 +260,8 @@ class Consumer:
         try:
             if cursor and cursor.ready and fresh and not (cursor.paused or cursor.gone or self._orderly):
                 with self._used():
-                    self._commit_if_due()
+                    if self._auto_commit:
+                        self._commits.commit_if_due()
                     before.append((cursor, cursor.mark()))
                     for message in cursor.take(1):
                         return message
@@ -280,9 +280,10 @@ class Consumer:
         when the lock is given back: nobody gets what was collected then.
         """
         with self._used():
-            self._commit_if_due()
-            if self._auto_commit and self._orderly:
-                self._let_go()
+            if self._auto_commit:
+                self._commits.commit_if_due()
+                if self._orderly:
+                    self._let_go()
             while not (messages := self._collected(most, before)):
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
@@ -393,19 +394,14 @@ class Consumer:
         """Let the caller, and the consumer itself, commit before another worker gets queues."""
         self._tell_revoked(queues)
         if self._auto_commit:
-            self._commit_by_itself()
+            self._commits.commit_by_itself()
 
     def _tell_revoked(self, queues: list[Queue]) -> None:
         if self._on_revoked is not None:
             self._on_revoked(self, queues)
 
     def _record_beginning(self, begun: Mapping[Queue, int]) -> bool:
-        try:
-            self._progress.commit(begun, first=True)
-        except StoreLockedError as error:
-            self._tell_of_broker(error)
-            return False
-        return True
+        return self._commits.record_beginning(begun)
 
     # ---- progress
 
@@ -430,7 +426,7 @@ class Consumer:
             The file cannot be read or written; it is unchanged.
         """
         with self._used():
-            self._commit(self._asked_for(messages))
+            self._commits.commit(messages)
 
     def positions(self, messages: ConsumedMessage | Iterable[ConsumedMessage] | None = None) -> Positions:
         """The group's progress for `MessageStore.append_batch(progress=...)`: results and progress count together.
@@ -462,124 +458,12 @@ class Consumer:
         1
         """
         with self._used():
-            return Positions(self, self._new(self._asked_for(messages)))
-
-    def _asked_for(self, messages: ConsumedMessage | Iterable[ConsumedMessage] | None) -> dict[Queue, int]:
-        if messages is None:
-            return self._all_done()
-        return self._offsets_of([messages] if isinstance(messages, ConsumedMessage) else messages)
-
-    def _all_done(self) -> dict[Queue, int]:
-        """Where the group may be in all queues. A topic that was deleted since the last look is left out."""
-        self._assignment.leave_deleted()
-        return {queue: cursor.done for queue, cursor in self._assignment.cursors.items()}
-
-    def _new(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
-        """The queues in which the group would be moved."""
-        return {queue: offset for queue, offset in offsets.items() if offset > self._assignment.cursors[queue].floor}
-
-    @contextlib.contextmanager
-    def held(self, root: str, offsets: Mapping[Queue, int]) -> Iterator[None]:
-        """Keep queues while a batch moves the group in them (`Positions`)."""
-        with self._used():
-            if os.path.realpath(root) != os.path.realpath(self.root):
-                raise ConfigError(
-                    f"progress: found positions of a consumer of {self.root}; allowed are those of {root}, the store "
-                    f"to which the batch is appended: a batch moves no group of another store. Nothing was appended. "
-                    f"Append without progress and commit then, which is at least once",
-                    key="progress",
-                )
-            for queue in offsets:
-                self._assignment.kept(queue)
-            self._assignment.check_kept(offsets)
-            if not self._new(offsets):
-                raise ConfigError(
-                    f"progress: found positions to which consumer group {self.group!r} was moved already, by a batch "
-                    f"or a commit; allowed are those of a new poll. Nothing was appended. Put all results into one "
-                    f"batch: its rows may have several topics",
-                    key="progress",
-                )
-            for queue, offset in offsets.items():
-                failed = self._assignment.cursors[queue].failed
-                if failed is not None and failed.queue_offset < offset:
-                    raise ConfigError(
-                        f"progress: found positions behind message {failed.queue_offset} of {queue[0]}/{queue[1]}, "
-                        f"which failed since they were taken (`retry`) and comes again; allowed are positions of what "
-                        f"is done. Nothing was appended. Take `positions()` again",
-                        key="progress",
-                    )
-            yield
-
-    def may_move(self, queue: Queue, offset: int) -> bool:
-        """Whether the group is in a queue where this consumer knows it (`Positions`)."""
-        return offset in self._assignment.cursors[queue].bases
-
-    def moved(self, offsets: Mapping[Queue, int]) -> None:
-        """A batch has moved the group (`Positions`)."""
-        for queue, offset in offsets.items():
-            self._assignment.cursors[queue].committed(offset)
-
-    def _offsets_of(self, messages: Iterable[ConsumedMessage]) -> dict[Queue, int]:
-        last: dict[Queue, ConsumedMessage] = {}
-        allowed = (
-            "a message that `poll` returned, several of them, or nothing, for all that were handed out. To move the "
-            "group to an offset, call `seek`, and then `commit`"
-        )
-        if isinstance(messages, Mapping) or not isinstance(messages, Iterable):
-            raise arguments.refused("messages", messages, allowed)
-        for message in messages:
-            if not isinstance(message, ConsumedMessage):
-                raise arguments.refused("messages", message, allowed)
-            cursor = self._assignment.kept(message.queue)
-            if message.queue_offset >= cursor.position:
-                raise ConfigError(
-                    f"messages: found message {message.queue_offset} of {message.topic}/{message.queue_id}; allowed "
-                    f"are messages that this consumer has handed out, below its position {cursor.position}",
-                    key="messages",
-                    value=message,
-                )
-            if message.queue not in last or message.queue_offset > last[message.queue].queue_offset:
-                last[message.queue] = message
-        for message in last.values():
-            self._reader.check_still_there(message)
-        return {
-            queue: min(message.queue_offset + 1, self._assignment.cursors[queue].done)
-            for queue, message in last.items()
-        }
-
-    def _commit(self, offsets: Mapping[Queue, int]) -> None:
-        new = self._new(offsets)
-        if not new:
-            return
-
-        self._assignment.check_kept(new)
-        self._progress.commit(new)
-        for queue, offset in new.items():
-            self._assignment.cursors[queue].committed(offset)
-
-    def _commit_if_due(self) -> None:
-        """Commit what the caller got before this call, if it is time."""
-        if self._auto_commit and time.monotonic() - self._committed_s >= self._auto_commit_s:
-            self._commit_by_itself()
-
-    def _commit_by_itself(self) -> None:
-        self._committed_s = time.monotonic()
-        try:
-            self._commit(self._all_done())
-        except StoreLockedError as error:
-            self._tell_of_broker(error)
-
-    def _tell_of_broker(self, error: StoreLockedError) -> None:
-        """Warn once that the progress is not written; reading goes on."""
-        if not self._told_of_broker:
-            self._told_of_broker = True
-            _log.warning("the progress of consumer group %s is not written: %s", self.group, error)
+            return self._commits.positions(messages)
 
     def committed(self, queue: Queue) -> int | None:
         """The group's progress in a queue, read now: the number of the next message; None if it has none."""
         with self._used():
-            topic, queue_id = queue_of(queue)
-            return self._progress.committed([topic]).get((topic, queue_id))
+            return self._commits.committed(queue_of(queue))
 
     # ---- queues
 
@@ -724,7 +608,7 @@ class Consumer:
         if self._assignment.cursors:
             self._tell_revoked(list(self._assignment.cursors))
         if commit and self._auto_commit:
-            self._commit_by_itself()
+            self._commits.commit_by_itself()
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("an open consumer cannot be pickled or copied. Send its arguments, and open a consumer there")

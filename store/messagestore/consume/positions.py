@@ -15,7 +15,7 @@ Queue = tuple[str, int]
 
 
 class Reader(Protocol):
-    """The consumer that has the queues."""
+    """The consumer that has the queues (`Commits`)."""
 
     group: str
 
