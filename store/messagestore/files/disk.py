@@ -28,9 +28,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -41,12 +41,11 @@ from messagestore.errors import (
     NotAStoreError,
     StoreError,
     StoreFullError,
-    StorePermissionError,
     SyncFailedError,
 )
 from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.machine_memory import available_bytes
-from messagestore.files.store_root import HeldRoot, Place, is_owners_link, no_access
+from messagestore.files.store_root import HeldRoots, is_owners_link, no_access
 from messagestore.format import kernel
 from messagestore.signal_handlers import is_of_handler, pass_on
 
@@ -119,8 +118,8 @@ class Disk:
     top = "/"
     """The uppermost folder whose names are synced."""
 
-    _held: Mapping[str, HeldRoot] = MappingProxyType({})
-    """The roots that are held, by path. It is replaced and never changed."""
+    _roots = HeldRoots()
+    """The roots that are held. It is replaced and never changed."""
 
     # ---- roots that are held
 
@@ -129,59 +128,15 @@ class Disk:
 
         Only `folder_at_path`, `open_folder` and `root_at_path` still look at the path. The mode is that of new files.
         """
-        self._held = {**self._held, root: HeldRoot(root, file_mode)}
+        self._roots = self._roots.holding(root, file_mode)
 
     def release_root(self, root: str) -> None:
         """Look at the path `root` again, and let the folder go. A root that is not held is left alone."""
-        self._held = {path: held for path, held in self._held.items() if path != root}
+        self._roots = self._roots.without(root)
 
     def root_at_path(self, root: str) -> bool:
         """Whether the folder that is held for `root` is still the one at this path; True if none is held."""
-        held = self._held.get(root)
-        return held is None or held.at_path()
-
-    def _root_above(self, path: str) -> HeldRoot | None:
-        """Return the held root that a path belongs to."""
-        for held in self._held.values():
-            if held.relative(path) is not None:
-                return held
-        return None
-
-    def _at_place(self, path: str | Path, *, checked: bool = True) -> _Opening:
-        text = os.fspath(path)
-        return _Opening(text, checked=checked, held=self._root_above(text) if self._held else None)
-
-    def _stat(self, path: str | Path) -> os.stat_result:
-        """Examine what has a name, without following a link."""
-        text = os.fspath(path)
-        held = self._root_above(text) if self._held else None
-        if held is None:
-            return os.stat(text, follow_symlinks=False)
-        try:
-            return os.stat(held.relative(text) or ".", dir_fd=held.folder, follow_symlinks=False)
-        except OSError as error:
-            error.filename = text
-            raise
-
-    @contextlib.contextmanager
-    def _folder(self, path: str | Path) -> Iterator[str | int]:
-        """What names a folder for a system call that takes no `dir_fd`: its path, or a descriptor below a held root."""
-        text = os.fspath(path)
-        held = self._root_above(text) if self._held else None
-        if held is None:
-            yield text
-            return
-
-        try:
-            fd = os.open(held.relative(text) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held.folder)
-        except OSError as error:
-            error.filename = text
-            raise
-
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        return self._roots.at_path(root)
 
     # ---- what the machine reports
 
@@ -238,7 +193,7 @@ class Disk:
         """Open an existing regular file; a symbolic link, FIFO or device is refused."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            with self._at_place(path, checked=writable) as place:
+            with self._roots.opening(path, checked=writable) as place:
                 fd = os.open(place.name, flags, dir_fd=place.folder)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
@@ -257,7 +212,7 @@ class Disk:
 
         Its owner, group and mode are set as `store_root` says before anything is in it.
         """
-        with self._at_place(path) as place:
+        with self._roots.opening(path) as place:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
                 fd = os.open(place.name, flags, _FILE_MODE, dir_fd=place.folder)
@@ -280,7 +235,7 @@ class Disk:
         It is never open for writing here: an exception of a signal handler could leave it so until the process ends,
         and that is the mark of a broker that starts.
         """
-        with self._at_place(path) as place:
+        with self._roots.opening(path) as place:
             try:
                 os.mknod(place.name, stat.S_IFREG | _FILE_MODE, dir_fd=place.folder)
             except OSError as error:  # a full disk may have no room for the name itself, or no inode
@@ -382,7 +337,7 @@ class Disk:
 
     def fsync_dir(self, path: str | Path) -> None:
         """Force a folder's names to disk."""
-        with self._at_place(path, checked=False) as place:
+        with self._roots.opening(path, checked=False) as place:
             fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
         try:
             self._named(lambda: os.fsync(fd), str(path))
@@ -423,7 +378,7 @@ class Disk:
 
     def rename(self, source: str | Path, target: str | Path) -> None:
         """Give a file or folder another name; a file at `target` is replaced."""
-        with self._at_place(source) as old, self._at_place(target) as new:
+        with self._roots.opening(source) as old, self._roots.opening(target) as new:
             try:
                 os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
             except OSError as error:
@@ -440,17 +395,17 @@ class Disk:
 
     def unlink(self, path: str | Path) -> None:
         """Remove a name; for a link, this removes the link itself."""
-        with self._at_place(path) as place:
+        with self._roots.opening(path) as place:
             os.unlink(place.name, dir_fd=place.folder)
 
     def rmdir(self, path: str | Path) -> None:
         """Remove an empty folder; raises `OSError` if there is something in it."""
-        with self._at_place(path) as place:
+        with self._roots.opening(path) as place:
             os.rmdir(place.name, dir_fd=place.folder)
 
     def mkdir(self, path: str | Path) -> None:
         """Create a folder, or leave an existing one as it is; refuse a link unless `store_root` allows it."""
-        with self._at_place(path) as place:
+        with self._roots.opening(path) as place:
             try:
                 os.mkdir(place.name, _DIRECTORY_MODE, dir_fd=place.folder)
             except OSError as error:
@@ -459,7 +414,7 @@ class Disk:
                 if not isinstance(error, FileExistsError):
                     raise
                 if not self.is_folder(path):
-                    kind = "a symbolic link" if stat.S_ISLNK(self._stat(path).st_mode) else "a file"
+                    kind = "a symbolic link" if stat.S_ISLNK(self._roots.stat(path).st_mode) else "a file"
                     text = f"{path}: found {kind} where a folder must be"
                     raise NotAStoreError(text, path=str(path)) from None
                 return
@@ -495,25 +450,25 @@ class Disk:
 
     def size(self, path: str | Path) -> int:
         """Return the size in bytes of the file at `path`; raises `FileNotFoundError` if there is none."""
-        return self._stat(path).st_size
+        return self._roots.stat(path).st_size
 
     def modified_s(self, path: str | Path) -> float:
         """Return when the file at `path` was last written, in seconds since 1970; now if it was deleted."""
         try:
-            return self._stat(path).st_mtime
+            return self._roots.stat(path).st_mtime
         except FileNotFoundError as error:
             pass_on(error)
             return time.time()
 
     def watch(self, path: str | Path) -> FolderWatch:
         """Watch a folder for changes; raises `OSError` if it is missing or cannot be watched."""
-        with self._folder(path) as folder:
+        with self._roots.folder(path) as folder:
             return FolderWatch(folder if isinstance(folder, str) else f"/proc/self/fd/{folder}")
 
     def exists(self, path: str | Path) -> bool:
         """Whether the name exists (a dangling link does)."""
         try:
-            self._stat(path)
+            self._roots.stat(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             pass_on(error)
             return False
@@ -525,7 +480,7 @@ class Disk:
     def names(self, path: str | Path) -> list[str]:
         """Return the sorted names in a folder; none if there is no folder."""
         try:
-            with self._folder(path) as folder:
+            with self._roots.folder(path) as folder:
                 return sorted(os.listdir(folder))
         except (FileNotFoundError, NotADirectoryError) as error:
             pass_on(error)
@@ -540,7 +495,7 @@ class Disk:
         This reads the folder once, however many names it has.
         """
         try:
-            with self._folder(path) as folder, os.scandir(folder) as children:
+            with self._roots.folder(path) as folder, os.scandir(folder) as children:
                 return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in children)
         except (FileNotFoundError, NotADirectoryError) as error:
             pass_on(error)
@@ -552,14 +507,14 @@ class Disk:
     def is_folder(self, path: str | Path) -> bool:
         """Whether a folder exists there; a link to one counts only where `store_root` allows it."""
         try:
-            mode = self._stat(path).st_mode
+            mode = self._roots.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError) as error:
             pass_on(error)
             return False
         except PermissionError as error:
             pass_on(error)
             raise no_access(error, str(path)) from error
-        return stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and is_owners_link(str(path), self._root_above(str(path))))
+        return stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and is_owners_link(str(path), self._roots.above(str(path))))
 
     def open_folder(self, path: str | Path) -> File:
         """Hold a folder open, to tell it apart from another one that is put at its path later (`folder_at_path`).
@@ -580,7 +535,7 @@ class Disk:
     def at_path(self, file: File) -> bool:
         """Whether `file` is still the file at its path (nobody deleted or replaced it)."""
         try:
-            info = self._stat(file.path)
+            info = self._roots.stat(file.path)
         except FileNotFoundError as error:
             pass_on(error)
             return False
@@ -589,7 +544,7 @@ class Disk:
     def identity_at(self, path: str | Path) -> tuple[int, int] | None:
         """Return device and inode of the file at `path` without opening it; None if there is none."""
         try:
-            info = self._stat(path)
+            info = self._roots.stat(path)
         except FileNotFoundError as error:
             pass_on(error)
             return None
@@ -611,7 +566,7 @@ class Disk:
         ------
         NotAStoreError
         """
-        with contextlib.suppress(FileNotFoundError), self._at_place(path):
+        with contextlib.suppress(FileNotFoundError), self._roots.opening(path):
             pass
 
     def data_ranges(self, file: File, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -633,19 +588,19 @@ class Disk:
 
     def free(self, path: str | Path) -> int:
         """Return how many bytes can still be written on the file system of `path`."""
-        with self._folder(path) as folder:
+        with self._roots.folder(path) as folder:
             info = os.statvfs(folder)
         return info.f_bavail * info.f_frsize
 
     def free_names(self, path: str | Path) -> int | None:
         """Return how many files and folders the file system of `path` can still make; None: it sets no limit."""
-        with self._folder(path) as folder:
+        with self._roots.folder(path) as folder:
             info = os.statvfs(folder)
         return info.f_favail if info.f_files else None
 
     def used_percent(self, path: str | Path) -> int:
         """Return how full the file system of `path` is, rounded up to whole percent, as RocketMQ and df do."""
-        with self._folder(path) as folder:
+        with self._roots.folder(path) as folder:
             info = os.statvfs(folder)
         used = info.f_blocks - info.f_bfree
         entire = used + info.f_bavail
@@ -707,33 +662,6 @@ class Disk:
         except OSError as error:
             error.filename = path
             raise
-
-
-class _Opening(Place):
-    """A `Place` whose folder an operation uses; if the system refuses, the error says who owns the file."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> _Opening:
-        try:
-            super().__enter__()
-        except PermissionError as error:
-            pass_on(error)
-            raise no_access(error, self.path) from error
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        if (
-            isinstance(error, PermissionError)
-            and not isinstance(error, StorePermissionError)
-            and not is_of_handler(error)
-        ):
-            raise no_access(error, self.path) from error
-        if isinstance(error, OSError) and error.filename == self.name:
-            error.filename = self.path
 
 
 def is_failure(error: BaseException) -> bool:

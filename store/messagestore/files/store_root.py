@@ -15,20 +15,23 @@ If uid 0 creates new files, they belong to the owner and the group of the root f
 it, the owner may read and write, the group gets the access that the root folder gives it, and others get none.
 
 Roots are known by name for the life of the process (`known_root`). A path that is not below a known root is used as it
-is. A session holds its root (`HeldRoot`): it acts in the folder that it opened, whatever is at the path by now.
+is. A session holds its root (`HeldRoots`): it acts in the folder that it opened, whatever is at the path by now.
 Threads: safe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
 import stat
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 
 from messagestore.errors import NotAStoreError, StorePermissionError
-from messagestore.signal_handlers import pass_on
+from messagestore.signal_handlers import is_of_handler, pass_on
 
 _OWN_FOLDER = "spark"
 _MOST_DEPTH = 8
@@ -273,6 +276,102 @@ class Place:
 
         if mode != made.st_mode & 0o777:
             os.fchmod(fd, mode | (made.st_mode & stat.S_ISGID))
+
+
+class Opening(Place):
+    """A `Place` whose folder an operation uses; if the system refuses, the error says who owns the file."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Opening:
+        try:
+            super().__enter__()
+        except PermissionError as error:
+            pass_on(error)
+            raise no_access(error, self.path) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if (
+            isinstance(error, PermissionError)
+            and not isinstance(error, StorePermissionError)
+            and not is_of_handler(error)
+        ):
+            raise no_access(error, self.path) from error
+        if isinstance(error, OSError) and error.filename == self.name:
+            error.filename = self.path
+
+
+class HeldRoots:
+    """The roots that a disk holds. A path below one of them leads into the folder that was opened.
+
+    An object never changes; `holding` and `without` make another one.
+    """
+
+    __slots__ = ("_roots",)
+
+    def __init__(self, roots: Mapping[str, HeldRoot] = MappingProxyType({})) -> None:
+        self._roots = roots
+
+    def holding(self, root: str, file_mode: int | None) -> HeldRoots:
+        """Return these roots, and the folder that is at `root` now; raises `OSError` if there is none."""
+        return HeldRoots({**self._roots, root: HeldRoot(root, file_mode)})
+
+    def without(self, root: str) -> HeldRoots:
+        """Return these roots without `root`, which need not be among them."""
+        return HeldRoots({path: held for path, held in self._roots.items() if path != root})
+
+    def at_path(self, root: str) -> bool:
+        """Whether the folder that is held for `root` is still the one at this path; True if none is held."""
+        held = self._roots.get(root)
+        return held is None or held.at_path()
+
+    def above(self, path: str) -> HeldRoot | None:
+        """Return the held root that a path belongs to."""
+        for held in self._roots.values():
+            if held.relative(path) is not None:
+                return held
+        return None
+
+    def opening(self, path: str | Path, *, checked: bool = True) -> Opening:
+        """Return the place of a path, for one operation; `checked` as for `Place`."""
+        text = os.fspath(path)
+        return Opening(text, checked=checked, held=self.above(text) if self._roots else None)
+
+    def stat(self, path: str | Path) -> os.stat_result:
+        """Examine what has a name, without following a link."""
+        text = os.fspath(path)
+        held = self.above(text) if self._roots else None
+        if held is None:
+            return os.stat(text, follow_symlinks=False)
+        try:
+            return os.stat(held.relative(text) or ".", dir_fd=held.folder, follow_symlinks=False)
+        except OSError as error:
+            error.filename = text
+            raise
+
+    @contextlib.contextmanager
+    def folder(self, path: str | Path) -> Iterator[str | int]:
+        """Yield what names a folder where there is no `dir_fd`: its path, or a descriptor below a held root."""
+        text = os.fspath(path)
+        held = self.above(text) if self._roots else None
+        if held is None:
+            yield text
+            return
+
+        try:
+            fd = os.open(held.relative(text) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held.folder)
+        except OSError as error:
+            error.filename = text
+            raise
+
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def of_writers(mode: int) -> int:
