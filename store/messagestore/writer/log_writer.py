@@ -74,6 +74,29 @@ def _only_few(puts: list[Row | Rows]) -> TypeGuard[list[Row]]:
     return len(puts) <= FEW_COUNT and all(type(put) is Row for put in puts)
 
 
+def _log_slow(
+    root: str,
+    held_s: float,
+    topic: str,
+    queue_id: int,
+    data: NDArray[np.uint8],
+    places: NDArray[np.int64],
+    outcome: str,
+) -> None:
+    """Log that a put has held the mutex for long, so that all others had to wait; `outcome` says how it ended."""
+    _log.warning(
+        "%s: a put to %s/%d held the writer's lock for %d ms, and other puts waited meanwhile: bodies of %d bytes, "
+        "records of %d, %s. The disk may be slow or busy",
+        root,
+        topic,
+        queue_id,
+        int(held_s * 1000),
+        int(record_scan.heads(data, places)["body_size"].sum()),
+        len(data),
+        outcome or f"appended at {int(record_scan.heads(data, places)['physical_offset'][0])}",
+    )
+
+
 class LogWriter(Standing):
     """Appends to one store.
 
@@ -236,7 +259,9 @@ class LogWriter(Standing):
             held_s = clock() - began_s if began_s else 0.0
             if held_s > SLOW_S:
                 places = np.zeros(1, np.int64)
-                self._log_slow(held_s, topic, queue_id, np.frombuffer(data, np.uint8), places, outcome)
+                _log_slow(
+                    self.files.paths.root, held_s, topic, queue_id, np.frombuffer(data, np.uint8), places, outcome
+                )
         return row, held_s
 
     def append_side_by_side(self, rows: Rows, topic: str, queue_id: int, flush_disk_type: str) -> tuple[Rows, float]:
@@ -275,30 +300,8 @@ class LogWriter(Standing):
             held_s = clock() - began_s if began_s else 0.0
             if held_s > SLOW_S:
                 places = rows.physical_offsets - rows.physical_offset
-                self._log_slow(held_s, topic, queue_id, rows.data, places, outcome)
+                _log_slow(self.files.paths.root, held_s, topic, queue_id, rows.data, places, outcome)
         return rows, held_s
-
-    def _log_slow(
-        self,
-        held_s: float,
-        topic: str,
-        queue_id: int,
-        data: NDArray[np.uint8],
-        places: NDArray[np.int64],
-        outcome: str,
-    ) -> None:
-        """Log that a put has held the mutex for long, so that all others had to wait; `outcome` says how it ended."""
-        _log.warning(
-            "%s: a put to %s/%d held the writer's lock for %d ms, and other puts waited meanwhile: bodies of %d bytes, "
-            "records of %d, %s. The disk may be slow or busy",
-            self.files.paths.root,
-            topic,
-            queue_id,
-            int(held_s * 1000),
-            int(record_scan.heads(data, places)["body_size"].sum()),
-            len(data),
-            outcome or f"appended at {int(record_scan.heads(data, places)['physical_offset'][0])}",
-        )
 
     def _check_put(self, now_s: float) -> None:
         """Check that a put can be appended now, and dispatch first what had no room. Call under the mutex."""
