@@ -17,16 +17,14 @@ in `read`.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import random
 import threading
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
@@ -42,6 +40,7 @@ from messagestore.batches.append import (
     append_batch,
     last_batch,
 )
+from messagestore.batches.encoding import encoded
 from messagestore.batches.progress import ClaimedProgress, ProgressToMove
 from messagestore.broker import retries
 from messagestore.broker.delivery import Delivered
@@ -62,7 +61,7 @@ from messagestore.files.disk import Disk
 from messagestore.files.store_settings import read_settings
 from messagestore.files.subscription_groups import SubscriptionGroupConfig
 from messagestore.files.topics import DEFAULT_QUEUE_NUMS, PERM_READ_WRITE, TopicConfig
-from messagestore.format import arguments, record_columns
+from messagestore.format import arguments
 from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.half_records import OpenHalf
@@ -74,19 +73,16 @@ from messagestore.format.message import (
     check_retrying_group,
     check_topic,
 )
-from messagestore.format.message_columns import ArrowStream, ColumnTexts, columns_of
-from messagestore.format.queue_choice import give_queues
+from messagestore.format.message_columns import ArrowStream, columns_of
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
-from messagestore.format.rows import Rows
 from messagestore.format.unique_key import new_unique_key
 from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.message_batch import MessageBatch
 from messagestore.puts import Puts
-from messagestore.read.ahead import Ahead
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
 from messagestore.read.view import StoreView
-from messagestore.read_only_store import CHUNK_ROWS, ReadOnlyStore
+from messagestore.read_only_store import ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
 from messagestore.session import AttachedStore, Session, attached_store
 from messagestore.shared_settings import CHANGEABLE, stored_with
@@ -94,7 +90,6 @@ from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.states import Health
 from messagestore.writer.statistics import StoreStats
 
-_ENCODERS = 2
 _RETENTION_TURN_S = 1.0
 """After this time, a turn deletes no further file: other writers wait."""
 _log = logging.getLogger(__name__)
@@ -1200,48 +1195,21 @@ class MessageStore(ReadOnlyStore):
         ...     first.status, again.status, store.max_offset("gates", 0)
         ('appended', 'known', 1)
         """
-        writer, config = self.writer, self.writer.files.config
+        writer = self.writer
         parts = columns_of(columns, topic, queue_id)
         if progress is None or isinstance(progress, ProgressToMove):
             to_move = progress
         else:
             to_move = ClaimedProgress(writer.files.paths.root, writer.files.disk, progress)
+
         if request is not None:
             arguments.instance("request", request, BatchRequest)
         elif progress is None:
-            request = BatchRequest(flush_disk_type=config.flush_disk_type)
+            request = BatchRequest(flush_disk_type=writer.files.config.flush_disk_type)
         else:
             request = BatchRequest()
-        pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
-        first_rows = list(itertools.accumulate((piece.row_count for piece in pieces), initial=0))
 
-        multi_tags = writer.files.topics.with_multi_tags
-        new_count, turn = request.write_queue_nums, time.time_ns()
-
-        def queue_count(topic: str) -> int:
-            created = writer.files.topics.get(topic)
-            return new_count if created is None else created.write_queue_nums
-
-        def encode(piece: MessageColumns, first_row: int) -> Rows:
-            texts = ColumnTexts(piece)
-            give_queues(texts, queue_count, turn + first_row)
-            return record_columns.encode(
-                texts,
-                limits=config,
-                store_host=writer.files.store_host,
-                born_host=self._puts.born_host,
-                first_row=first_row,
-                multi_tag_topics=multi_tags,
-            )
-
-        if len(pieces) > 1:
-            with ExitStack() as threads:  # most of encoding is Arrow's and numpy's, without the GIL
-                turns = [slice(first, None, _ENCODERS) for first in range(_ENCODERS)]
-                encoders = [map(encode, pieces[turn], first_rows[turn]) for turn in turns]
-                made = [threads.enter_context(Ahead(rows, len(pieces))) for rows in encoders]
-                chunks = Chunks(next(made[number % _ENCODERS]) for number in range(len(pieces)))
-        else:
-            chunks = Chunks(map(encode, pieces, first_rows))
+        chunks = encoded(writer.files, parts, born_host=self._puts.born_host, new_queue_nums=request.write_queue_nums)
         return append_batch(writer, chunks, request, progress=to_move)
 
     def send_back(
