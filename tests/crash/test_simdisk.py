@@ -442,6 +442,7 @@ def test_the_dead_do_nothing(root: Path):
     disk.pwrite(file, b"1", 0)
     with pytest.raises(Killed, match=r"in operation 1: pwrite .*old \(1 bytes at 1\)"):
         disk.pwrite(file, b"2", 1)
+
     path = str(root / "old")
     for call in (
         lambda: disk.open(path),
@@ -475,6 +476,7 @@ def test_the_dead_do_nothing(root: Path):
     ):
         with pytest.raises(Killed, match="dead since operation 1"):
             call()
+
     assert tree(root) == {"old": b"1" + b"o" * 1999}
     assert disk.operations == [Operation("pwrite", path, "1 bytes at 0")]
 

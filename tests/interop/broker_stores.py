@@ -148,6 +148,7 @@ class Kitchen:
         old_checkpoint = (root / "checkpoint").read_bytes() if (root / "checkpoint").exists() else None
         java = self.open(cooked, learn=learn)
         began, last = java.log()["max"], len(session.steps) - 1
+
         snapshot: Path | None = None
         for number, step in enumerate(session.steps):
             wanted = {BEHIND: session.behind, POWER: session.behind, TORN: last}.get(session.end)
@@ -159,15 +160,18 @@ class Kitchen:
             if number == last:
                 cooked.acknowledged = java.log()["max"]
             self.carry_out(java, step, cooked)
+
         end = java.log()["max"]
         if session.end not in (TORN, POWER):
             cooked.acknowledged = end
         java.dispatched()
         self.check_live(java, cooked)
+
         java.clock(-1)
         if session.end == CLEAN:
             java.close()
             return cooked
+
         image = self.copy(root)
         cooked.closing.append(java.closing())
         if snapshot is not None:
@@ -175,6 +179,7 @@ class Kitchen:
                 self.replace_derived(image, snapshot)
             else:
                 self.set_checkpoint(image, old_checkpoint)
+
         if session.end == TORN:
             cut = cooked.acknowledged + int(session.cut * (end - cooked.acknowledged))
             broker_disk.zero(image, cut, end)
@@ -183,6 +188,7 @@ class Kitchen:
             behind = min(end, (cut // 4096 + 1 + int(session.cut * 1000) % 3) * 4096) if session.hole else end
             broker_disk.zero(image, cut, behind)
             cooked.acknowledged = began
+
         cooked.root = image
         return cooked
 
@@ -558,6 +564,7 @@ class Judge:
             queue for queue in self.live if len(queue[0]) < 128 and queue[1] < 8 and not queue[0].startswith(reserved)
         )
         targets = [*queues[:2], ("new", 0)]
+
         with MessageStore.open(root, self.config) as store:
             for number, (topic, queue_id) in enumerate(targets):
                 there = store.topics().get(topic, [])
@@ -566,8 +573,10 @@ class Judge:
                 assert result.is_ok
                 assert result.queue_offset == before, (topic[:40], result.queue_offset, before)
             store.append_batch(columns([b"batch"] * 3, topic="batches"), BatchRequest(app_id="app", version=0))
+
         faults = self.faults(root)
         assert not faults, f"verify after our puts: {faults[:3]}"
+
         _, end = broker_disk.records(root)
         java = JavaStore(self.driver, root, self.made.config).open()
         assert java.log()["max"] == end, f"after our puts Java's log ends at {java.log()['max']}, ours at {end}"
@@ -577,11 +586,13 @@ class Judge:
                 ours = {message.physical_offset for message in store.query_message(topic, "ours")}
                 assert ours, topic
                 assert ours <= set(java.query(topic, ["ours"])[0]), f"{topic[:40]}: Java does not find our keys"
+
         puts = java.put([single(topic, b"theirs", queue_id=queue_id, keys=["theirs"]) for topic, queue_id in targets])
         assert all(put["ok"] for put in puts), puts
         java.dispatched()
         with MessageStore.open_read_only(root, self.config) as store:
             check_messages_in_order(store, java)
+
         java.close()
         with MessageStore.open(root, self.config) as store:
             for topic, queue_id in targets:

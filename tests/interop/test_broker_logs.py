@@ -79,7 +79,9 @@ def test_what_java_keeps_is_kept(own_java: Start, root: Path, fill: str, closes:
     if closes:
         theirs.close()
     java.kill()
+
     records, end = walk(root)
+
     java, closing = own_java(), []
     for missing in ((), ("consumequeue",), ("index",), ("consumequeue", "index")):
         copy, javas = (shutil.copytree(root, root.parent / f"{name}-without-{'-'.join(missing)}") for name in "oj")
@@ -89,6 +91,7 @@ def test_what_java_keeps_is_kept(own_java: Start, root: Path, fill: str, closes:
         theirs = JavaStore(java, javas, java_config(CONFIG)).open()
         assert theirs.log()["max"] == end, "the test is wrong about what Java keeps"
         closing.append(theirs.closing())
+
         before = queues_of(copy)
         with MessageStore.open(copy, CONFIG) as store:
             report = store.report
@@ -102,8 +105,10 @@ def test_what_java_keeps_is_kept(own_java: Start, root: Path, fill: str, closes:
                 for queue_id in queue_ids:
                     found = store.get_message(topic, queue_id, 0, 1000).messages
                     assert [m.body for m in found] == last_run(records, topic, queue_id), (missing, topic, queue_id)
+
         faults = verify(copy, CONFIG).findings
         assert not faults, (missing, faults)
+
         theirs = JavaStore(java, copy, java_config(CONFIG)).open()
         with MessageStore.open_read_only(copy, CONFIG) as view:
             check_messages(view, theirs)
@@ -113,6 +118,7 @@ def test_what_java_keeps_is_kept(own_java: Start, root: Path, fill: str, closes:
                 ours = {m.physical_offset for m in view.query_message(topic, key)}
                 assert ours == set(theirs.query(topic, [key])[0]), (missing, topic, key)
         closing.append(theirs.closing())
+
     for answer in closing:
         answer.result(60)
 

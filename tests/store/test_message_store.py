@@ -50,10 +50,12 @@ def test_each_field_of_what_is_put_and_got(tmp_path: Path) -> None:
         reconsume_times=3,
     )
     now_ms = 1_700_000_000_456
+
     with MessageStore.open(tmp_path, SMALL, disk=ClockDisk(now_ms)) as store:
         before = [store.put_message(Message("t", b"x", queue_id=queue)) for queue in (0, 1)]
         put = store.put_message(message)
         got = store.get_message("t", 1, 1)
+
     place = put.physical_offset
     assert place == sum(each.size for each in before) > 0
     assert {name: getattr(put, name) for name in put._fields if name != "page_cache_ms"} == {
@@ -70,6 +72,7 @@ def test_each_field_of_what_is_put_and_got(tmp_path: Path) -> None:
     }
     assert 0 < put.page_cache_ms < 60_000
     assert put.is_ok
+
     assert (got.status, got.next_begin_offset, got.min_offset, got.max_offset) == (GetMessageStatus.FOUND, 2, 0, 2)
     (found,) = got.messages
     assert dataclasses.asdict(found) == {

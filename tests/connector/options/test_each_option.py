@@ -423,11 +423,14 @@ def test_each_column_has_what_the_record_has(brokers: Broker, kind: str) -> None
         "storeTimestamp": late,
         "msgId": "ABC",
     }
+
     assert (two["queueOffset"], two["body"], two["tags"], two["keys"], two["properties"]) == (1, b"AA 1", None, [], [])
     assert two["storeTimestamp"] == two["bornTimestamp"] == moment(brokers.now_ms + 9000)
+
     named = "offsetMsgId commitLogOffset storeSize flag sysFlag bodyCrc reconsumeTimes bornHost storeHost"
     names = f"{named} preparedTransactionOffset systemProperties brokerName msgId"
     one, two = rows(kind, str(brokers.root), names, **EARLIEST, assign='{"t": [1]}', brokerName="b")
+
     place = one["commitLogOffset"]
     assert place > 0
     assert one == {
@@ -445,6 +448,7 @@ def test_each_column_has_what_the_record_has(brokers: Broker, kind: str) -> None
         "brokerName": "b",
         "msgId": "ABC",
     }
+
     assert two == {
         "offsetMsgId": f"7F00000100002A9F{two['commitLogOffset']:016X}",
         "commitLogOffset": two["commitLogOffset"],

@@ -89,6 +89,7 @@ def hostile() -> pa.RecordBatch:
         {"delayTimeLevel": -1},
         {"body": None, "keys": ["a b"], "topic": None},
     ]
+
     good = {
         "body": b"good",
         "topic": "t",
@@ -99,6 +100,7 @@ def hostile() -> pa.RecordBatch:
         "properties": [("p", "v")],
         "delayTimeLevel": None,
     }
+
     rows = []
     for fault in bad:
         rows += [good, {**good, **fault}]

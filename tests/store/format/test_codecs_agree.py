@@ -269,20 +269,24 @@ def test_notes_that_do_not_fit_are_refused() -> None:
     """The kernel compares its notes with the data again: bytes and notes may have changed since it made them."""
     chance, lib = random.Random(9), kernel.lib
     data, starts, sizes = laid_out(chain(chance, 6))
+
     none = np.empty(0, np.int64)
     rows = np.empty(6, record_decode._ROW)
     good, body, topic = lib.frame(data, starts, sizes, rows, True, b"", 0, none, none, none)
     assert good == 6
     offsets, out = np.empty(7, np.int32), np.empty(body, np.uint8)
     lib.fill_values(data, rows, none, record_decode._WHICH["body"], offsets, out, none)
+
     for name in rows.dtype.names:
         for value in INT64:
             wrong = rows.copy()
             if name not in ("start", "topic", "properties") and not -(2**31) <= value < 2**31:
                 continue
             wrong[name][3] = value
+
             texts, totals = np.empty((6, 8), np.int32), np.empty(15, np.int64)
             lib.measure(data, wrong.copy(), texts, record_decode._RESERVED, 7, totals)
+
             for which in range(8):
                 noted = texts if which >= 5 else none
                 room = np.empty(1 << 14, np.uint8)
@@ -293,9 +297,11 @@ def test_notes_that_do_not_fit_are_refused() -> None:
                     lib.fill_numbers(data, wrong, position, behind, width, np.empty(6 * width, np.uint8))
                 except ValueError:
                     assert name in ("start", "sys_flag")
+
     for short in (body - 1, body + 1, 0):
         with pytest.raises(ValueError, match="do not fit"):
             lib.fill_values(data, rows, none, 0, offsets, np.empty(short, np.uint8), none)
+
     with pytest.raises(ValueError, match="offsets: found 24 bytes"):
         lib.fill_values(data, rows, none, 0, offsets[:6], out, none)
     with pytest.raises(ValueError, match="rows: found 287 bytes"):
@@ -304,6 +310,7 @@ def test_notes_that_do_not_fit_are_refused() -> None:
         lib.fill_values(data, rows, none, 5, offsets, out, none)
     with pytest.raises(ValueError, match="usable: found 200000"):
         lib.scan(data, 200_000, PLACE, True, np.empty(9, np.int64))
+
     assert lib.scan(data, len(data), PLACE, True, np.empty(4, np.int64)) == 4
     assert topic >= 0
 

@@ -151,11 +151,13 @@ def test_every_message_comes_back(
         extra_properties=[("REAL_TOPIC", "x")],
     )
     record.stamp_record(data, *stamp, property_crc=crc)
+
     pairs = [("KEYS", " ".join(message.keys))] if message.keys else []
     pairs += [("UNIQ_KEY", unique_key)] if unique_key else []
     pairs += [("TAGS", message.tags)] if message.tags else []
     pairs += [] if message.wait_store_msg_ok else [("WAIT", "false")]
     pairs += [*message.properties.items(), ("REAL_TOPIC", "x")]
+
     wanted = reference.encode(
         topic=message.topic,
         body=message.body,
@@ -173,6 +175,7 @@ def test_every_message_comes_back(
         with_crc=crc,
     )
     assert bytes(data) == wanted
+
     found = record.decode_message(data, physical_offset=stamp[1])
     assert as_reference(found) == reference.decode(wanted)
     assert found.keys == tuple(message.keys)

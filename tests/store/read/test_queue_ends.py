@@ -43,14 +43,17 @@ def test_the_log_tells_what_the_queues_tell(tmp_path: Path, seed: int, monkeypat
     """Puts, puts side by side, batches, other topics, new queues, roll-over, closing and opening again: after each the
     ends are those of the queues, and they were mostly found in the log."""
     chance, root = random.Random(seed), tmp_path / "s"
+
     walks: list[bool] = []
     real = QueueEnds._followed
     monkeypatch.setattr(QueueEnds, "_followed", lambda self: walks.append((found := real(self)) is not None) or found)
+
     store = MessageStore.open(root, SMALL)
     store.create_topic("t", 8)
     store.append_batch(columns(bodies(8), queues=2), BatchRequest("app", 0))
     view = StoreView(root)
     ends = QueueEnds(view, TOPICS)
+
     for step in range(1, 60):
         kind, topic, queue_id = chance.randrange(6), chance.choice(["t", "u", "other"]), chance.randrange(8)
         if kind == 0:
@@ -71,6 +74,7 @@ def test_the_log_tells_what_the_queues_tell(tmp_path: Path, seed: int, monkeypat
                 view.refresh()
                 assert ends.look() == asked(root)
             store = MessageStore.open(root, SMALL)
+
         if chance.random() < 0.7:
             view.refresh()
             assert ends.look() == asked(root), step
@@ -80,6 +84,7 @@ def test_the_log_tells_what_the_queues_tell(tmp_path: Path, seed: int, monkeypat
     assert ends.look() == asked(root)
     assert not ends.restarts and not ends.shrinks
     assert sum(walks) > len(walks) / 2
+
     view.close()
 
 
