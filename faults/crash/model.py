@@ -108,7 +108,7 @@ def simulated() -> Iterator[list[AllocateService]]:
 
     def wake(flush: FlushService) -> None:
         try:
-            with flush._undispatched_told():
+            with flush._undispatched_logged():
                 flush.writer.publish(move=False)
         except (StoreError, OSError) as error:
             flush.writer.poison(f"the flush thread failed ({error})")

@@ -158,9 +158,9 @@ def same_slot(real: Any) -> Any:
 
 def forgets_nothing(real: Any) -> Any:
     def catch_up(writer: LogWriter) -> bool:
-        before = dict(writer.numbers.known)
+        before = dict(writer.numbers.next_offsets)
         done: bool = real(writer)
-        writer.numbers.known.update(before)
+        writer.numbers.next_offsets.update(before)
         return done
 
     return catch_up

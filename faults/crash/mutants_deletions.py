@@ -34,8 +34,8 @@ def _keeps_seals(real: Any) -> Any:
 
     def forget(writer: Any, topics: tuple[str, ...]) -> None:
         for name in topics:
-            for key in [key for key in writer.numbers.known if key[0] == name]:
-                del writer.numbers.known[key]
+            for key in [key for key in writer.numbers.next_offsets if key[0] == name]:
+                del writer.numbers.next_offsets[key]
 
     return forget
 

@@ -60,7 +60,7 @@ def _from_the_end(real: Any) -> Any:
         files = numbers._files
         queue = files.queue(topic, queue_id)
         if offset and queue.search_physical(files.commit_log.min_offset) >= offset and not numbers._standing.pending:
-            numbers.known[topic, queue_id] = 0
+            numbers.next_offsets[topic, queue_id] = 0
             return 0
         return offset
 

@@ -68,10 +68,10 @@ def poisoned_by_no_room(real: Any) -> Any:
 def forgets_what_has_no_room(real: Any) -> Any:
     """Puts without room for their units count as dispatched."""
 
-    def publish_puts(writer: LogWriter, puts: list[Any], others: list[Any], visible: int) -> StoreFullError | None:
-        error: StoreFullError | None = real(writer, puts, others, visible)
+    def publish_puts(writer: LogWriter, puts: list[Any], later: list[Any], visible_end: int) -> StoreFullError | None:
+        error: StoreFullError | None = real(writer, puts, later, visible_end)
         if error is not None:
-            writer.pending, writer.half_dispatched = others, False
+            writer.pending, writer.half_dispatched = later, False
         return error
 
     return publish_puts

@@ -63,7 +63,7 @@ def forgets_the_ended(real: Any) -> Any:
 
     def new_counts(statistics: Statistics) -> Any:
         counts = real(statistics)
-        statistics._kept = statistics._kept[0].__class__(), statistics._kept[1]
+        statistics._by_thread = statistics._by_thread[0].__class__(), statistics._by_thread[1]
         return counts
 
     return new_counts

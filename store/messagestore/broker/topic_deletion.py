@@ -119,9 +119,9 @@ def _pop_topics(topic: str, group: str) -> tuple[str, str]:
 def _forget(writer: LogWriter, topics: tuple[str, ...]) -> None:
     """Let journal and seals know nothing of the topics' queues, and say that records may repeat numbers."""
     ends, journal = writer.numbers.sealed_ends(), writer.journal
-    for key in [key for key in {*ends.seals, *ends.unsealed, *writer.numbers.known} if key[0] in topics]:
+    for key in [key for key in {*ends.seals, *ends.unsealed, *writer.numbers.next_offsets} if key[0] in topics]:
         ends.answer(key, None)
-        writer.numbers.known.pop(key, None)
+        writer.numbers.next_offsets.pop(key, None)
     for topic in topics:
         (journal.queues or {}).pop(topic, None)
     writer.ensure_abort()  # so that recovery removes what a killed process leaves

@@ -34,7 +34,7 @@ from messagestore.recovery.examine import Examination
 from messagestore.recovery.journal import continued
 from messagestore.recovery.report import RecoveryReport
 from messagestore.writer.log_writer import LogWriter
-from messagestore.writer.segments_ahead import remove_left
+from messagestore.writer.segments_ahead import remove_orphans
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _recovered(examined: Examination, *, accept_loss: bool) -> tuple[LogWriter, 
     files, state, clean_end = examined.files, examined.state, examined.anchored
     objection = examined.objection()
     if not objection and state is not None and clean_end is not None:
-        remove_left(files)
+        remove_orphans(files)
         continued(files, examined.journal, clean_end.physical_offset)
         report = RecoveryReport("clean", start=clean_end.physical_offset, end=clean_end.physical_offset)
         return LogWriter(files, state, clean_end, examined.journal), report

@@ -56,6 +56,7 @@ def _catch_up(writer: LogWriter) -> bool:
         return False
 
     if state.counter == writer.state.counter:
+        # Nobody has published since. Bytes behind the end are of an append that died.
         return not any(log.read(writer.end.physical_offset, 8))
     files.others_wrote |= state.clean_end < state.visible_end
     files.others_named = True
@@ -109,9 +110,9 @@ def _follow(writer: LogWriter, end: LogEnd, visible_end: int, grown: dict[tuple[
             for topic, ranges in batch.ranges.items():
                 grown.update({(topic, queue_id): first + count for queue_id, first, count in ranges})
         elif writer.files.ends is not None:
-            read = rows_of(run)
-            for key, rows in read.by_queue().items():
-                grown[key] = max(grown.get(key, 0), int(read.queue_offsets[rows[-1]]) + 1)
+            rows = rows_of(run)
+            for key, indices in rows.by_queue().items():
+                grown[key] = max(grown.get(key, 0), int(rows.queue_offsets[indices[-1]]) + 1)
 
         if batch is not None and batch.end > run.end:
             last = _last_record(writer, batch)

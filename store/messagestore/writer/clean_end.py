@@ -68,9 +68,10 @@ class CleanEnd:
             return now_s >= again_s
         if clean == visible:
             return False
-        due = now_s - self.moved_s >= self._files.config.clean_interval_s
-        rolled = self._log.segment_of(visible) != self._log.segment_of(clean)
-        return due or rolled or visible - clean >= CLEAN_SIZE
+
+        is_late = now_s - self.moved_s >= self._files.config.clean_interval_s
+        is_new_segment = self._log.segment_of(visible) != self._log.segment_of(clean)
+        return is_late or is_new_segment or visible - clean >= CLEAN_SIZE
 
     def _maybe_move(self) -> None:
         if self._standing.pending or not self.is_due():
@@ -102,7 +103,7 @@ class CleanEnd:
         end = self._standing.end
         try:
             self._standing.sync_log(end.physical_offset)
-            self._numbers.seal_asked()
+            self._numbers.seal_unsealed()
             with sync_errors(self._files.paths.root):
                 self._files.sync_derived()
             self._write_clean_end(end, closing=closing)
@@ -143,8 +144,8 @@ class CleanEnd:
         if journal.queues is None or files.others_named:
             files.ever_written.update((t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids)
         if files.others_named:
-            told = BatchJournal.read(files.disk, files.paths.journal)
-            files.ever_written.update(told.queue_names())
+            on_disk = BatchJournal.read(files.disk, files.paths.journal)
+            files.ever_written.update(on_disk.queue_names())
 
         journal.note_queues(files.ever_written)
         files.ever_written.clear()

@@ -209,18 +209,18 @@ class FlushService(ServiceThread):
         If the clean end is due, the log is synced first, because appends go on meanwhile: the clean end moves under the
         writer's mutex.
         """
-        with self._undispatched_told():
+        with self._undispatched_logged():
             self.writer.publish(move=False)
             if self.writer.clean_end.is_due():
                 self.finished(self.writer.group_sync())
                 self.writer.publish()
 
     @contextlib.contextmanager
-    def _undispatched_told(self) -> Iterator[None]:
+    def _undispatched_logged(self) -> Iterator[None]:
         try:
             yield
         except StoreFullError as error:
-            self.writer.tell_undispatched(error)
+            self.writer.warn_undispatched(error)
 
     def _flush(self) -> None:
         end = self.writer.group_sync()

@@ -229,7 +229,7 @@ class LogWriter(Standing):
                     # In flight already, and on the disk before the record that needs them.
                     self.keep_levels()
 
-                size, now = len(data), self.clock.put_ms()
+                size, now_ms = len(data), self.clock.put_ms()
                 pool = self.pool
                 if pool is None or not self._is_buffered(pool, size, flush_disk_type):
                     pool = None
@@ -237,20 +237,20 @@ class LogWriter(Standing):
                 else:
                     physical_offset = self.open_space(size, blank=False)
 
-                record_encode.stamp_one(data, queue_offset, physical_offset, now, property_crc)
+                record_encode.stamp_one(data, queue_offset, physical_offset, now_ms, property_crc)
                 if pool is None:
                     self.write_or_undo(physical_offset, data)
                 else:
                     pool.put(self.end.physical_offset, physical_offset, data)
 
                 if topic == SCHEDULE_TOPIC:
-                    tags_code += now
-                row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
+                    tags_code += now_ms  # when the message is due
+                row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now_ms, key_hashes, not half)
                 self.pending.append(row)
                 if not half:
-                    self.numbers.known[topic, queue_id] = queue_offset + 1
+                    self.numbers.next_offsets[topic, queue_id] = queue_offset + 1
 
-                end = (physical_offset + size, physical_offset, size, now)
+                end = (physical_offset + size, physical_offset, size, now_ms)
                 self.appended(tuple.__new__(LogEnd, end), topic, 1, size)  # at half the cost of a call of the class
         except BaseException as error:
             outcome = repr(error)
@@ -280,9 +280,9 @@ class LogWriter(Standing):
 
                 queue_offset = self.numbers.next_offset(topic, queue_id)
                 self._begin_put(flush_disk_type)
-                now, size = self.clock.put_ms(), rows.end
+                now_ms, size = self.clock.put_ms(), rows.end
 
-                rows = rows.numbered({(topic, queue_id): queue_offset}).at(self.open_space(rows.end), now)
+                rows = rows.numbered({(topic, queue_id): queue_offset}).at(self.open_space(rows.end), now_ms)
                 record_columns.stamp_rows(rows)
                 data = rows.data.data
 
@@ -290,8 +290,8 @@ class LogWriter(Standing):
                 self.write_or_undo(rows.physical_offset, data[:HEAD_SEAL_SIZE])
 
                 self.pending.append(replace(rows, data=NO_DATA))
-                end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now)
-                self.numbers.known[topic, queue_id] = queue_offset + rows.row_count
+                end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now_ms)
+                self.numbers.next_offsets[topic, queue_id] = queue_offset + rows.row_count
                 self.appended(end, topic, rows.row_count, size)
         except BaseException as error:
             outcome = repr(error)
@@ -352,7 +352,7 @@ class LogWriter(Standing):
 
     def others_appended(self, end: LogEnd, state: State) -> None:
         """Note where the log ends after others have appended; queues are looked at again before their next number."""
-        self.numbers.known.clear()
+        self.numbers.next_offsets.clear()
         self.clock.read_ms()  # what this process has put ends here
         self.end, self.state = end, state  # `state` is set last: its counter says that all this is done
 
@@ -450,7 +450,7 @@ class LogWriter(Standing):
                 with self.unbroken("`state` was being written"):
                     self.note_flushed(end)
             except StoreFullError as error:
-                self.tell_undispatched(error)  # the records are durable, so they are acknowledged
+                self.warn_undispatched(error)  # the records are durable, so they are acknowledged
         return end
 
     def sync_segment_name(self) -> None:
@@ -513,19 +513,19 @@ class LogWriter(Standing):
             return False
 
         puts = self.pending[:count]
-        visible = puts[-1].end
+        visible_end = puts[-1].end
         with self.unbroken("records are in the log, but could not be published", failures=True):
-            full = self._publish_puts(puts, self.pending[count:], visible)
+            full = self._publish_puts(puts, self.pending[count:], visible_end)
         if full is not None:
             raise full
         return True
 
-    def _publish_puts(self, puts: list[Row | Rows], others: list[Row | Rows], visible: int) -> StoreFullError | None:
+    def _publish_puts(self, puts: list[Row | Rows], later: list[Row | Rows], visible_end: int) -> StoreFullError | None:
         """Dispatch the first pending puts; returns an error if the disk has no room, and then all puts stay pending."""
-        self.pending = others
+        self.pending = later
         self.check_locks(often=True)
         start = puts[0].physical_offset
-        self.check_segments(start, visible, often=True)
+        self.check_segments(start, visible_end, often=True)
 
         def dispatch() -> None:
             if _only_few(puts):
@@ -538,9 +538,9 @@ class LogWriter(Standing):
             if self.half_dispatched:
                 self.dispatcher.repair(start)
             self.dispatch_or_poison(dispatch, start)
-            self.write_state(visible_end=visible, in_flight=visible)
+            self.write_state(visible_end=visible_end, in_flight=visible_end)
         except StoreFullError as error:
-            self.pending, self.half_dispatched = puts + others, True
+            self.pending, self.half_dispatched = puts + later, True
             full = self.no_room(
                 f"the disk has no room for the ConsumeQueue units of {len(self.pending)} puts ({error}). These earlier "
                 "puts are in the log, and become visible when there is room, or when the store is opened again. "
@@ -552,7 +552,7 @@ class LogWriter(Standing):
         self.half_dispatched = False
         return None
 
-    def tell_undispatched(self, error: StoreFullError) -> None:
+    def warn_undispatched(self, error: StoreFullError) -> None:
         """Log a warning that puts were acknowledged and are not visible yet."""
         _log.warning("%s", error)
 

@@ -145,7 +145,8 @@ class PendingPuts(ServiceThread):
         """Each caller who waits for room, with a lock of its own."""
 
         self._flushed = writer.synced_end
-        self._ended = self._gone = False
+        self._syncs_ended = self._thread_ended = False
+        """Nothing more will be synced; and nobody completes a promise that comes now."""
 
     # ---- callers
 
@@ -162,7 +163,7 @@ class PendingPuts(ServiceThread):
         while self._in_flight() >= limit:
             waiter = held_lock()
             with self._mutex:
-                if self._gone:
+                if self._thread_ended:
                     return
                 self._blocked.append(waiter)
             try:
@@ -183,17 +184,17 @@ class PendingPuts(ServiceThread):
         """Complete `future` with `result` when the log is synced up to its end."""
         promise = _Promise(time.monotonic() + timeout_s, result.physical_offset + result.size, result, future)
         with self._mutex:
-            gone = self._gone
-            if not gone:
+            is_late = self._thread_ended
+            if not is_late:
                 self._promises.append(promise)
                 self._earliest_s = min(self._earliest_s, promise.deadline_s)
 
-        if gone:
-            self._complete(self._outcome(promise, self._why()))
+        if is_late:
+            self._complete(self._outcome(promise, self._no_sync_error()))
         elif (
             promise.deadline_s < self._looks_s
             or self._flushed >= promise.end
-            or self._ended
+            or self._syncs_ended
             or self._writer.health is not Health.SOUND
         ):
             self.wake_thread()
@@ -209,20 +210,20 @@ class PendingPuts(ServiceThread):
     def end(self) -> None:
         """Let the thread complete what is left, and end: nothing more will be synced."""
         with self._mutex:
-            self._ended = self._stopped = True
-            self._gone = self._gone or self._thread is None
+            self._syncs_ended = self._stopped = True
+            self._thread_ended = self._thread_ended or self._thread is None
         self.wake_thread()
 
     def forget_threads(self) -> None:
         """Fail the puts in flight in a forked child: the parent has them."""
         super().forget_threads()
-        left = [(outcome.future, outcome.physical_offset) for outcome in self._completing]
-        left += [(promise.future, promise.result.physical_offset) for promise in self._promises]
+        in_flight = [(outcome.future, outcome.physical_offset) for outcome in self._completing]
+        in_flight += [(promise.future, promise.result.physical_offset) for promise in self._promises]
         self._promises, self._completing, self._blocked = deque(), [], []
-        self._ended = self._gone = True
+        self._syncs_ended = self._thread_ended = True
         root = self._writer.files.paths.root
         closed = StoreClosedError(f"{root}: put before a fork. The parent process learns how this put ends")
-        for future, physical_offset in left:
+        for future, physical_offset in in_flight:
             future.forget_threads()
             if not future.done():
                 future.set_exception(in_doubt(closed, physical_offset))
@@ -234,7 +235,7 @@ class PendingPuts(ServiceThread):
         while True:
             now_s = time.monotonic()
             self._looks_s = min(self._earliest_s, now_s + self._writer.files.config.sync_flush_timeout / 1000)
-            if not self._ended:
+            if not self._syncs_ended:
                 self._work.acquire(timeout=max(0.0, self._looks_s - now_s))
             try:
                 self._complete_due()
@@ -244,8 +245,8 @@ class PendingPuts(ServiceThread):
                 time.sleep(_AGAIN_S)
                 continue
             with self._mutex:
-                self._gone = self._ended and not self._promises
-                if self._gone:
+                self._thread_ended = self._syncs_ended and not self._promises
+                if self._thread_ended:
                     return
 
     def _complete_due(self) -> None:
@@ -269,32 +270,32 @@ class PendingPuts(ServiceThread):
             self._completing.append(self._outcome(promises[0], None))
             promises.popleft()
 
-        lost = None if self._writer.health is Health.SOUND and not self._ended else self._why()
+        lost_error = None if self._writer.health is Health.SOUND and not self._syncs_ended else self._no_sync_error()
         now_s = time.monotonic()
-        if promises and lost is None and now_s < self._earliest_s:
+        if promises and lost_error is None and now_s < self._earliest_s:
             return
 
         left: deque[_Promise] = deque()
         for promise in promises:
-            if promise.end <= self._flushed or lost is not None or now_s >= promise.deadline_s:
-                self._completing.append(self._outcome(promise, lost))
+            if promise.end <= self._flushed or lost_error is not None or now_s >= promise.deadline_s:
+                self._completing.append(self._outcome(promise, lost_error))
             else:
                 left.append(promise)
         self._promises = left
         self._earliest_s = min((promise.deadline_s for promise in left), default=math.inf)
 
-    def _outcome(self, promise: _Promise, lost: StoreError | None) -> _Outcome:
+    def _outcome(self, promise: _Promise, lost_error: StoreError | None) -> _Outcome:
         """How a put ends: synced, lost, or else late."""
         at = promise.result.physical_offset
         if promise.end <= self._flushed:
             return _Outcome(promise.future, promise.result, None, at)
-        if lost is not None:
-            return _Outcome(promise.future, None, in_doubt(lost, at), at)
+        if lost_error is not None:
+            return _Outcome(promise.future, None, in_doubt(lost_error, at), at)
         late = promise.result._replace(status=PutMessageStatus.FLUSH_DISK_TIMEOUT)
         return _Outcome(promise.future, late, None, at)
 
-    def _why(self) -> StoreError:
-        """Why nothing more will be synced."""
+    def _no_sync_error(self) -> StoreError:
+        """The error that says why nothing more will be synced."""
         if self._writer.health is not Health.SOUND:
             return self._writer.poison_error()
         return StoreClosedError(f"{self._writer.files.paths.root}: the store was closed before this put was synced")

@@ -36,7 +36,7 @@ class PeriodicService(ServiceThread):
         self.name = name
         self._interval_s = interval_s
         self._task = task
-        self._told = ""
+        self._logged = ""
 
     def stopping(self, pause_s: float) -> bool:
         """Whether the service has to end, after a pause."""
@@ -49,10 +49,10 @@ class PeriodicService(ServiceThread):
         while not self._stopped:
             try:
                 self._task(self.stopping)
-                self._told = ""
+                self._logged = ""
             except (StoreError, OSError) as error:
-                if not self.stopping(0) and str(error) != self._told:
-                    self._told = str(error)
+                if not self.stopping(0) and str(error) != self._logged:
+                    self._logged = str(error)
                     _log.warning("the %s service could not do its work: %s", self.name, error)
             if self.stopping(self._interval_s()):
                 return

@@ -65,7 +65,7 @@ class PoolService(ServiceThread):
                 self.writer.pool_drain.run()
             except StoreFullError as error:  # the next round tries again, and so does the next put, which raises it
                 if not was_stuck:
-                    self.writer.tell_undispatched(error)
+                    self.writer.warn_undispatched(error)
             self._last_s = time.monotonic()
             self._drained()
         elif thorough:

@@ -45,7 +45,9 @@ class PutTimes:
         self._times_ms: list[int] = []
         self._ends: list[int] = []
         self._begun_ms: int | None = None
+        """When the put began whose end the next call of `note` tells; None: that call is about no put."""
         self._until_ms = 0
+        """When the last message that waits is due, by the store's clock."""
         self.behind = False
         """Whether the machine's clock was behind the store's at the last look."""
         self._changed = False

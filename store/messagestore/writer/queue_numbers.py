@@ -53,7 +53,7 @@ class QueueNumbers:
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
         self._files = standing.files
-        self.known: dict[tuple[str, int], int] = {}
+        self.next_offsets: dict[tuple[str, int], int] = {}
         """The next queue offset of each queue that was checked."""
         self._most_read: dict[tuple[str, int], int] | None = None
         self.rebuilt: list[str] = []
@@ -62,9 +62,9 @@ class QueueNumbers:
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset that the next message of a queue gets."""
         key = (topic, queue_id)
-        offset = self.known.get(key)
+        offset = self.next_offsets.get(key)
         if offset is None:
-            offset = self.known[key] = self._checked_end(topic, queue_id)
+            offset = self.next_offsets[key] = self._checked_end(topic, queue_id)
         if offset > MAX_QUEUE_OFFSET:
             text = f"{topic}/{queue_id}: found queue offset {offset}; allowed is {MAX_QUEUE_OFFSET}. Use another queue"
             raise MessageIllegalError(text, field="queue_offset", size=offset, limit=MAX_QUEUE_OFFSET)
@@ -195,10 +195,10 @@ class QueueNumbers:
         if fault is None:
             return
         faults = {key: fault}
-        for other in {*ends.seals, *ends.unsealed}:
-            its_fault = fault_of(self._files, ends, other, thorough=True)
-            if its_fault is not None:
-                faults.setdefault(other, its_fault)
+        for other_key in {*ends.seals, *ends.unsealed}:
+            other_fault = fault_of(self._files, ends, other_key, thorough=True)
+            if other_fault is not None:
+                faults.setdefault(other_key, other_fault)
         self.make_sound(faults)
 
     def check_queues(self) -> str | None:
@@ -228,7 +228,7 @@ class QueueNumbers:
                 ends.ask(key)
             state = self._standing.state
             if (unknown or without_crc or faults) and state.clean_end == state.visible_end:
-                self.seal_asked()
+                self.seal_unsealed()
                 self.write_ends()
             return line
 
@@ -252,7 +252,7 @@ class QueueNumbers:
                     faults[key] = Fault(directory, 0, f"the units of {topic}/{key[1]}", "no folder")
         return faults
 
-    def seal_asked(self) -> None:
+    def seal_unsealed(self) -> None:
         """Seal the queues that were not written through this object, by the last units in their files."""
         files, ends = self._files, self.sealed_ends()
         limit = self._standing.state.visible_end

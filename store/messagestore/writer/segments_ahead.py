@@ -33,8 +33,9 @@ _NAME = re.compile(rf"new-segment-({PROCESS})-[0-9a-f]{{8}}")
 _log = logging.getLogger(__name__)
 
 
-def remove_left(files: StoreFiles) -> None:
-    """Remove the files of processes that are not known to be alive, and of this one, which has just opened the store.
+def remove_orphans(files: StoreFiles) -> None:
+    """Remove the segments that nobody will take: those of processes that are not known to be alive, and those of this
+    process, which has just opened the store.
 
     The caller holds the writer lock.
     """

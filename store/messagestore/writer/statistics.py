@@ -142,11 +142,11 @@ class StoreStats:
 
 
 class _Counts:
-    """What one thread has counted, or all that have ended."""
+    """What one thread has counted, or all threads together that have ended."""
 
     __slots__ = (
-        "found", "got", "longest_get_ms", "longest_put_ms", "missed", "not_ok", "oneway", "quick_puts", "slow_puts",
-        "thread",
+        "gets_found", "gets_missed", "longest_get_ms", "longest_put_ms", "messages_got", "not_ok", "oneway",
+        "quick_puts", "slow_puts", "thread",
     )  # fmt: skip
 
     def __init__(self, thread: threading.Thread | None = None) -> None:
@@ -158,7 +158,7 @@ class _Counts:
         self.not_ok: defaultdict[PutMessageStatus, int] = defaultdict(int)
         self.oneway: defaultdict[PutMessageStatus, int] = defaultdict(int)
         self.longest_put_ms = self.longest_get_ms = 0
-        self.found = self.missed = self.got = 0
+        self.gets_found = self.gets_missed = self.messages_got = 0
 
     def add(self, other: _Counts) -> None:
         """Add what another thread has counted, which may go on counting."""
@@ -173,9 +173,9 @@ class _Counts:
         self.quick_puts += other.quick_puts
         self.longest_put_ms = max(self.longest_put_ms, other.longest_put_ms)
         self.longest_get_ms = max(self.longest_get_ms, other.longest_get_ms)
-        self.found += other.found
-        self.missed += other.missed
-        self.got += other.got
+        self.gets_found += other.gets_found
+        self.gets_missed += other.gets_missed
+        self.messages_got += other.messages_got
 
 
 class Statistics:
@@ -188,8 +188,8 @@ class Statistics:
         self._since_ms = time.time_ns() // 1_000_000
         self._own = threading.local()
         self._mutex = threading.Lock()
-        self._kept: tuple[_Counts, list[_Counts]] = (_Counts(), [])
-        """What threads have counted that have ended, and the counts of the others."""
+        self._by_thread: tuple[_Counts, list[_Counts]] = (_Counts(), [])
+        """The counts of all threads that have ended, added up; and those of each other thread."""
         self._topics: list[dict[str, list[int]]] = [{}]
         """What writers have appended, one after the other. Each changes its own dictionary, under its mutex."""
         self._samples = deque([(clock(), 0)], maxlen=_WINDOWS_S[-1] + 2)
@@ -211,15 +211,15 @@ class Statistics:
         """Counts for the calling thread. Those of threads that have ended are added up, so that they are not kept."""
         counts = _Counts(threading.current_thread())
         with self._mutex:
-            ended, others = self._kept
+            ended, running = self._by_thread
             total, alive = _Counts(), [counts]
             total.add(ended)
-            for other in others:
+            for other in running:
                 if other.thread is not None and other.thread.is_alive():
                     alive.append(other)
                 else:
                     total.add(other)
-            self._kept = total, alive  # at once: a reader finds each count in one of them
+            self._by_thread = total, alive  # at once: a reader finds each count in one of them
         self._own.counts = counts
         return counts
 
@@ -271,10 +271,10 @@ class Statistics:
         ms = int((clock() - began_s) * 1000)
         counts = self._counts()
         if messages:
-            counts.found += 1
-            counts.got += messages
+            counts.gets_found += 1
+            counts.messages_got += messages
         else:
-            counts.missed += 1
+            counts.gets_missed += 1
         counts.longest_get_ms = max(counts.longest_get_ms, ms)
 
     def sample(self) -> None:
@@ -306,9 +306,9 @@ class Statistics:
         return rates
 
     def _total(self) -> _Counts:
-        ended, others = self._kept
+        ended, running = self._by_thread
         total = _Counts()
-        for counts in (ended, *others):
+        for counts in (ended, *running):
             total.add(counts)
         return total
 
@@ -347,9 +347,9 @@ class Statistics:
             put_p99_ms=percentile_ms(put_times, 0.99),
             topics={topic: TopicStats(*counts) for topic, counts in topics.items()},
             put_tps=self._put_tps(),
-            gets_found=total.found,
-            gets_missed=total.missed,
-            messages_got=total.got,
+            gets_found=total.gets_found,
+            gets_missed=total.gets_missed,
+            messages_got=total.messages_got,
             get_longest_ms=total.longest_get_ms,
             dispatch_behind=dispatch_behind,
             flush_behind=flush_behind,

@@ -165,14 +165,14 @@ def _write(writer: LogWriter, plan: PlannedBatch) -> tuple[bytes, int]:
     plan.batch = replace(batch, crcs=tuple(crc.crcs))
 
     files = writer.files
-    own = batch_record.encode(
+    record_bytes = batch_record.encode(
         plan.batch, plan.body_size, files.config, files.store_host, timestamp_ms, plan.born_timestamp_ms
     )
-    if len(own) != plan.size:
-        raise AssertionError(f"planned {plan.size} bytes for the BATCH record, got {len(own)}")
+    if len(record_bytes) != plan.size:
+        raise AssertionError(f"planned {plan.size} bytes for the BATCH record, got {len(record_bytes)}")
 
-    log.write(batch.physical_offset + HEAD_SEAL_SIZE, memoryview(own)[HEAD_SEAL_SIZE:])
-    return bytes(own[:HEAD_SEAL_SIZE]), timestamp_ms
+    log.write(batch.physical_offset + HEAD_SEAL_SIZE, memoryview(record_bytes)[HEAD_SEAL_SIZE:])
+    return bytes(record_bytes[:HEAD_SEAL_SIZE]), timestamp_ms
 
 
 def _blank(writer: LogWriter, position: int, crc: _LogCrc) -> int:
@@ -224,8 +224,8 @@ def _publish(writer: LogWriter, plan: PlannedBatch, timestamp_ms: int) -> None:
 
     writer.dispatch_or_poison(dispatch, batch.physical_offset)
     next_offsets = {key: plan.first_offsets[key] + count for key, count in plan.counts.items()}
-    writer.numbers.known.update(next_offsets)
-    writer.numbers.known[BATCH_TOPIC, 0] = batch.queue_offset + 1
+    writer.numbers.next_offsets.update(next_offsets)
+    writer.numbers.next_offsets[BATCH_TOPIC, 0] = batch.queue_offset + 1
     writer.write_state(visible_end=batch.end, in_flight=NOTHING_IN_FLIGHT)
     if batch.flush_disk_type == SYNC_FLUSH:
         writer.note_flushed(batch.end)

@@ -52,7 +52,7 @@ def test_one_sync_for_all_who_wait(tmp_path: Path) -> None:
         before = len(disk.synced_s)
         for thread in threads:
             thread.start()
-        while store.writer.numbers.known.get(("t", 0), 0) < 11:
+        while store.writer.numbers.next_offsets.get(("t", 0), 0) < 11:
             time.sleep(0.001)
         assert store.writer.state.visible_end < store.writer.end.physical_offset
         disk.gate.set()

@@ -153,7 +153,7 @@ def test_queue_offsets_are_range_checked(tmp_path: Path) -> None:
     """A queue offset that cannot be a position in a file is refused before it is packed."""
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         store.put_message(Message("t", b"x", queue_id=0))
-        store.writer.numbers.known[("t", 0)] = 1 << 62
+        store.writer.numbers.next_offsets[("t", 0)] = 1 << 62
         with pytest.raises(MessageIllegalError, match="queue offset"):
             store.put_message(Message("t", b"x", queue_id=0))
         assert len(read_all(store)) == 1
@@ -202,7 +202,7 @@ def test_an_exception_of_a_signal_handler_within_a_put_stops_the_writer(
 
     store = MessageStore.open(tmp_path / "s", SMALL)
     store.put_message(Message("t", b"before", queue_id=0))
-    store.writer.numbers.known = Numbers(store.writer.numbers.known)
+    store.writer.numbers.next_offsets = Numbers(store.writer.numbers.next_offsets)
     with pytest.raises(kind):
         store.put_message(Message("t", b"in doubt", queue_id=0))
     with pytest.raises(StorePoisonedError, match=r"an append was interrupted .*writes nothing more\. Close the store"):

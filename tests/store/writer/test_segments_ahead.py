@@ -20,7 +20,7 @@ from messagestore.files.disk import Disk, File
 from messagestore.files.staging_files import UNKNOWN, own_token, process_token
 from messagestore.files.state import boot_hash
 from messagestore.inspect.verify import verify
-from messagestore.writer.segments_ahead import remove_left
+from messagestore.writer.segments_ahead import remove_orphans
 from messagestore.writer.states import Health
 from small import read_all
 
@@ -153,7 +153,7 @@ def test_a_file_that_a_living_process_lost_is_made_again(tmp_path: Path) -> None
     disk, root = AllocatingDisk(), tmp_path / "s"
     with MessageStore.open(root, CONFIG.replace(preallocate=True), disk=disk) as store:
         fill(store, root)
-        remove_left(store.writer.files)
+        remove_orphans(store.writer.files)
         assert not spares(root)
         fill(store, root)
         assert len(read_all(store)) == 2 * PER_SEGMENT

@@ -226,7 +226,7 @@ def test_the_counts_of_ended_threads_take_no_memory() -> None:
         thread.start()
         thread.join()
     count()
-    assert len(counted._kept[1]) == 1
+    assert len(counted._by_thread[1]) == 1
     assert counted.stats(disk_used={}).put_statuses == {OK: 51}
 
 
