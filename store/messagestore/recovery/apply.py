@@ -86,7 +86,7 @@ class _Changes:
         self.state = plan.before
         """`state`, as it is now."""
         self.begun_ms = files.disk.time_ns() // 1_000_000
-        self.kept: dict[str, Any] | None = None
+        self.kept_report: dict[str, Any] | None = None
         """The report as it is in `spark/recoveries.json`."""
 
     def run(self) -> LogWriter:
@@ -398,7 +398,7 @@ class _Changes:
         A disk without room does not stop a recovery: the report is then only in the program's log.
         """
         report = {"recoveredTime": self.begun_ms, **self.report.to_fields()}
-        if not self.report.has_news or report == self.kept:
+        if not self.report.has_news or report == self.kept_report:
             return
         disk, paths = self.files.disk, self.files.paths
         try:
@@ -408,7 +408,7 @@ class _Changes:
         except OSError as error:
             pass_on(error)
             _LOGGER.warning("%s: the report of this recovery could not be kept: %s", paths.root, error)
-        self.kept = report
+        self.kept_report = report
 
     def _whole_journal(self) -> BatchJournal:
         """The journal with every batch of the log."""
@@ -449,6 +449,7 @@ class _Changes:
     def _publish(self, journal: BatchJournal) -> LogWriter:
         """Write `state` and make the writer, move the clean end, and make `abort` ours if the store was not closed."""
         files, plan, old, end = self.files, self.plan, self.state, self.survey.end
+        new_flags = STATE_OWN if plan.is_new else 0
         state = State(
             counter=old.counter + 1 if old is not None else 1,
             in_flight=NOTHING_IN_FLIGHT,
@@ -460,7 +461,7 @@ class _Changes:
             boot_hash=boot_hash(),
             # STATE_ASYNC stays set: units after the log's end were zeroed, and they must not prove anything until the
             # zeros are on the disk (`CleanEnd.move`).
-            flags=old.flags & (STATE_ASYNC | STATE_OWN) if old is not None else STATE_OWN * plan.is_new,
+            flags=new_flags if old is None else old.flags & (STATE_ASYNC | STATE_OWN),
             writer_pid=os.getpid(),
             known_flushed_end=UNKNOWN_FLUSHED_END if old is None else min(old.known_flushed_end, end.physical_offset),
         )

@@ -216,7 +216,7 @@ class Evidence:
         What lies behind the walk's end and proves that more was on the disk.
     tail : Tail
         What lies behind the end of `kept`.
-    sealed : bool
+    has_head : bool
         The bytes there begin with something else than eight zeros.
     levels : str
         A note about the delay levels of what a broker wrote; empty: there is none.
@@ -232,7 +232,7 @@ class Evidence:
     lost: LostEnd | None
     behind: tuple[Behind, ...]
     tail: Tail
-    sealed: bool
+    has_head: bool
     levels: str
 
 
@@ -400,7 +400,7 @@ def make_plan(inventory: Inventory, begin: WalkStart, evidence: Evidence, *, acc
     report.end, report.record_count, report.stop = end, kept.record_count, kept.stop.reason
     report.cut_messages, report.cut_queues = evidence.tail.message_count, len(evidence.tail.queues)
 
-    replayed = kept.in_batch or (state is not None and state.in_flight == end and not evidence.sealed)
+    replayed = kept.in_batch or (state is not None and state.in_flight == end and not evidence.has_head)
     is_anchored = inventory.anchored is not None and state is not None and end >= state.clean_end
     return Plan(
         survey=kept,

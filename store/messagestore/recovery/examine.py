@@ -298,7 +298,7 @@ class Examination:
             lost=lost,
             behind=tuple(self._behind(begin, walked, to_look_at, accept_loss=accept_loss)),
             tail=tail_behind(self.log, kept.end.physical_offset),
-            sealed=any(self.log.read(kept.end.physical_offset, 8)),
+            has_head=any(self.log.read(kept.end.physical_offset, 8)),
             levels=levels,
         )
 

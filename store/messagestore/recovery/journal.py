@@ -53,14 +53,16 @@ def fault_of_pair(files: StoreFiles, journal: BatchJournal, state: State | None,
         batch = read_batch(log, position)
         if batch is None:
             try:
-                gone = is_gone(log, position, log.max_offset)
+                is_other = is_gone(log, position, log.max_offset)
             except CorruptionError:
                 return ""
         else:
             in_log = (batch.app_id, batch.version, batch.digest, batch.end)
-            gone = in_log != (app_id, entry.version, entry.digest, entry.end)
+            is_other = in_log != (app_id, entry.version, entry.digest, entry.end)
 
-        return f"its newest batch, version {entry.version} of app {app_id!r}, is not at {position} in the log" * gone
+        if is_other:
+            return f"its newest batch, version {entry.version} of app {app_id!r}, is not at {position} in the log"
+        return ""
     return ""
 
 
@@ -69,12 +71,12 @@ def batch_units(files: StoreFiles, journal: BatchJournal, end: int) -> int:
     return files.queue(BATCH_TOPIC, 0).end(hint=journal.covered, limit=end)
 
 
-def continued(files: StoreFiles, journal: BatchJournal, end: int) -> bool:
+def extend_to_end(files: StoreFiles, journal: BatchJournal, end: int) -> bool:
     """Bring the journal up to `end` with the batches that it does not know yet; False if it cannot be used."""
     count = batch_units(files, journal, end)
     if journal.fault or journal.covered > count:
         return False
-    journal.extend(_own(files, batches_from(files, journal.covered, count)))
+    journal.extend(_of_this_store(files, batches_from(files, journal.covered, count)))
     return True
 
 
@@ -102,26 +104,26 @@ def journal_up_to(
     without_folder : collection of str
         Topics of `topics.json` that had no queue when recovery began.
     """
-    if continued(files, journal, end):
+    if extend_to_end(files, journal, end):
         return journal
     if files.first_writer:
         return BatchJournal(complete=files.searched_whole)
 
     log = files.commit_log
-    count, batches = batch_units(files, journal, end), list(_own(files, all_batches(files, end)))
-    made = BatchJournal(
+    count, batches = batch_units(files, journal, end), list(_of_this_store(files, all_batches(files, end)))
+    new_journal = BatchJournal(
         checkpoint_crc=journal.checkpoint_crc,
         complete=not log.min_offset or (journal.complete and not journal.fault),
         queues=journal.queues,
     )
 
-    made.carry(journal, log.min_offset)
-    made.extend(batches)
-    made.mark_partial(lambda entry: is_partial(files, entry, end))
+    new_journal.carry(journal, log.min_offset)
+    new_journal.extend(batches)
+    new_journal.mark_partial(lambda entry: is_partial(files, entry, end))
 
     for app_id, entry in journal.newest_first(log.min_offset):
-        if made.find(app_id, entry.version) is None:
-            made.dropped.append((app_id, entry.version))
+        if new_journal.find(app_id, entry.version) is None:
+            new_journal.dropped.append((app_id, entry.version))
 
     if batches and batches[-1].queue_offset >= count:
         Dispatcher(files).rebuild_queue(BATCH_TOPIC, 0, end)
@@ -132,12 +134,12 @@ def journal_up_to(
 
     never_written = journal.fault == MISSING and before is not None and not before.clean_end
     if journal.fault and not never_written and log.offsets:
-        report.notes.append(_rebuilt_note(files, journal.fault, made))
-    return made
+        report.notes.append(_rebuilt_note(files, journal.fault, new_journal))
+    return new_journal
 
 
-def _own(files: StoreFiles, batches: Iterable[BatchRecord]) -> Iterator[BatchRecord]:
-    """The batches; raises an error for a batch of another store."""
+def _of_this_store(files: StoreFiles, batches: Iterable[BatchRecord]) -> Iterator[BatchRecord]:
+    """The batches; raises `CorruptionError` at one of another store."""
     for batch in batches:
         if batch.store_id not in files.known_ids:
             raise not_ours(files, batch)
@@ -168,10 +170,10 @@ def _rebuild_unlisted(
         report.note_queues(f"{listed(rebuilt)}: the queues' folders were missing and were rebuilt from the log")
 
 
-def _rebuilt_note(files: StoreFiles, fault: str, made: BatchJournal) -> str:
+def _rebuilt_note(files: StoreFiles, fault: str, new_journal: BatchJournal) -> str:
     why = "was missing" if fault == MISSING else f"could not be used ({fault})"
-    note = f"{files.paths.journal} {why}, and was rebuilt from the log with {len(made)} batches"
-    if not made.complete:
+    note = f"{files.paths.journal} {why}, and was rebuilt from the log with {len(new_journal)} batches"
+    if not new_journal.complete:
         note += ". The log does not begin at 0, so batches that retention has deleted are not in it"
     return note
 

@@ -31,7 +31,7 @@ from messagestore.log.store_files import StoreFiles, as_record
 from messagestore.recovery import decide
 from messagestore.recovery.apply import apply, take_away
 from messagestore.recovery.examine import Examination
-from messagestore.recovery.journal import continued
+from messagestore.recovery.journal import extend_to_end
 from messagestore.recovery.report import RecoveryReport
 from messagestore.writer.log_writer import LogWriter
 from messagestore.writer.segments_ahead import remove_orphans
@@ -88,7 +88,7 @@ def _recovered(examined: Examination, *, accept_loss: bool) -> tuple[LogWriter, 
     objection = examined.objection()
     if not objection and state is not None and clean_end is not None:
         remove_orphans(files)
-        continued(files, examined.journal, clean_end.physical_offset)
+        extend_to_end(files, examined.journal, clean_end.physical_offset)
         report = RecoveryReport("clean", start=clean_end.physical_offset, end=clean_end.physical_offset)
         return LogWriter(files, state, clean_end, examined.journal), report
 

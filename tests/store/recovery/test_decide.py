@@ -86,7 +86,7 @@ def evidence(**changes: Any) -> Evidence:
         lost=None,
         behind=(),
         tail=Tail(60, 1, {QUEUE}),
-        sealed=True,
+        has_head=True,
         levels="",
     )
     return replace(base, **changes)
@@ -281,7 +281,7 @@ PLANS: dict[str, tuple[Inventory, Evidence, dict[str, object]]] = {
     ),
     "a writer was killed within a batch that is not sealed": (
         inventory(state=replace(STATE, in_flight=1300)),
-        evidence(sealed=False),
+        evidence(has_head=False),
         {"save": False},
     ),
     "the data of an ASYNC_FLUSH batch are torn": (
