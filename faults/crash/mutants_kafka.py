@@ -85,7 +85,7 @@ def a_queue_is_late(folder: Path) -> Verdict:
 
 def _every_look_waits(real: Any) -> Any:
     def is_delayed(reader: StreamReader, *given: Any) -> bool:
-        reader._has_looked = True
+        reader._min_offsets.has_looked = True
         found: bool = real(reader, *given)
         return found
 

@@ -54,9 +54,9 @@ def on_the_first_plan_only(real: Any) -> Any:
 
 
 def new_queues_begin_anywhere(real: Any) -> Any:
-    def first_of(follower: Follower, queue: Any, start: Any, begin: int, end: int, *, tell: bool = False) -> int:
+    def first_of(follower: Follower, queue: Any, start: Any, begin: int, end: int, *, warn: bool = False) -> int:
         try:
-            found: int = real(follower, queue, start, begin, end, tell=tell)
+            found: int = real(follower, queue, start, begin, end, warn=warn)
         except OffsetOutOfRangeError as error:
             if queue in start.queues:
                 raise

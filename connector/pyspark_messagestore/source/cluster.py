@@ -32,9 +32,10 @@ from messagestore.spi import Location, Stores, brokers_of
 from pyspark_messagestore.options.source_options import SourceOptions
 from pyspark_messagestore.options.values import MOST
 from pyspark_messagestore.plain_errors import plain_errors
+from pyspark_messagestore.source.limits import MinOffsets
 from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.planning import RangesPartition
-from pyspark_messagestore.source.readers import BatchReader, StreamReader
+from pyspark_messagestore.source.readers import BatchReader, StreamReader, unknown_start
 from pyspark_messagestore.source.reading import read_ranges
 from pyspark_messagestore.source.schema import Projection
 
@@ -94,7 +95,7 @@ def _on_broker(partitions: list[InputPartition], location: Location) -> list[Inp
     return partitions
 
 
-class _AtOnce:
+class _BrokerThreads:
     """Asks several brokers at the same time. Its threads run from the first question until `close`."""
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class ClusterBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Plan the ranges of all brokers, on the driver."""
-        locations, at_once = self.brokers(self.options), _AtOnce()
+        locations, at_once = self.brokers(self.options), _BrokerThreads()
 
         def planned(name: str) -> list[InputPartition]:
             location = locations[name]
@@ -164,13 +165,11 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         self.options, self.projection, self.stores, self.brokers = options, projection, stores, brokers
         self._readers: dict[str, StreamReader] = {}
-        self._at_once = _AtOnce()
+        self._at_once = _BrokerThreads()
         self._firsts: dict[str, Offset] = {}
         self._looked_s: float | None = None
         self._is_bounded = False
-        self._has_looked = False
-        self._waiting: tuple[Offset, float] | None = None
-        """The start from which messages wait for more of them, and the time until which they wait."""
+        self._min_offsets = MinOffsets(options.min_offsets_per_trigger, options.max_trigger_delay)
 
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need; connections stay on the driver."""
@@ -204,18 +203,8 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if name not in self._firsts:
             follower = self._readers[name].follower
             begins = follower.store.begins(follower.ends())
-            self._firsts[name] = replace(self._nowhere(), queues=begins).to_json()
+            self._firsts[name] = replace(unknown_start(self.options), queues=begins).to_json()
         return self._firsts[name]
-
-    def _nowhere(self) -> StreamOffset:
-        """The start in a broker of which nothing is known."""
-        asked = self.options.starting
-        return StreamOffset(
-            topics=self.options.subscription.named,
-            pattern=self.options.subscribe_pattern,
-            started="" if asked is None else asked.text,
-            initial=True,
-        )
 
     # ---- offsets
 
@@ -225,7 +214,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._joined(self._at_once.answers(self._readers, lambda name: self._readers[name].initialOffset()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """That there are limits at all; `latestOffset` applies them."""
+        """Say whether there are limits; `latestOffset` applies them."""
         options = self.options
         limits = (options.max_offsets_per_trigger, options.max_bytes_per_trigger, options.min_offsets_per_trigger)
         return ReadAllAvailable() if limits == (None, None, None) else ReadMaxRows(limits[0] or MOST)
@@ -254,7 +243,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limits: Mapping[str, ReadLimit] = dict.fromkeys(self._readers, ReadAllAvailable())
         if isinstance(limit, ReadMaxRows):
             counts = self._at_once.answers(self._readers, lambda name: self._backlog(name, starts[name]))
-            if self._is_delayed(start, sum(counts.values())):
+            if self._min_offsets.waits(start, sum(counts.values()), ends_soon=self._is_bounded):
                 return start
             limits = self._shared(counts, limit.max_rows)
 
@@ -288,22 +277,13 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reader.options = replace(reader.options, max_bytes_per_trigger=size)
         return limits
 
-    def _is_delayed(self, start: Offset, count: int) -> bool:
-        """Whether to wait for more messages."""
-        least, is_first, self._has_looked = self.options.min_offsets_per_trigger, not self._has_looked, True
-        if least is None or self._is_bounded or is_first or not 0 < count < least:
-            return False
-        if self._waiting is None or self._waiting[0] != start:
-            self._waiting = start, time.monotonic() + self.options.max_trigger_delay
-        return time.monotonic() < self._waiting[1]
-
     # ---- ranges
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The pieces of one micro-batch; each call returns the same rows."""
-        nowhere = self._nowhere().to_json()
+        unknown = unknown_start(self.options).to_json()
         finishes = _brokers_in(end)
-        begins = {name: _brokers_in(start).get(name) or nowhere for name in finishes}
+        begins = {name: _brokers_in(start).get(name) or unknown for name in finishes}
         read = [name for name in finishes if begins[name] != finishes[name]]
         for name in read:
             self._reader(name)

@@ -44,11 +44,11 @@ class Extent:
 
     def with_empty(self, asked: Asked, ends: Queues) -> Queues:
         """The ends, also of the queues that an option names and that the topic has, but that never had a message."""
-        others = [queue for queue in asked.listed if queue not in ends and self._subscription.covers(queue)]
-        if not others:
+        without_message = [queue for queue in asked.listed if queue not in ends and self._subscription.covers(queue)]
+        if not without_message:
             return ends
-        counts = self._store.describe({topic for topic, _ in others}).queue_counts
-        return {**ends, **{queue: 0 for queue in others if queue[1] < counts.get(queue[0], 0)}}
+        counts = self._store.describe({topic for topic, _ in without_message}).queue_counts
+        return {**ends, **{queue: 0 for queue in without_message if queue[1] < counts.get(queue[0], 0)}}
 
     def _after_commits(self, asked: Asked, wanted: Mapping[Queue, Position]) -> dict[Queue, int | Moment]:
         """The positions, with the offsets that the consumer group has published where these are asked for."""
@@ -106,7 +106,7 @@ class Extent:
             return first
         if position > end and begin == 0:  # as for consumers of RocketMQ: it is not the queue that the group has read
             first = 0
-        self._follower.tell(
+        self._follower.warn_once(
             f"consumer group {self._options.consumer_group} has read {queue[0]}/{queue[1]} up to {position}, but the "
             f"queue holds {begin} to {end}. With failOnDataLoss=false the query begins at message {first}"
         )
@@ -144,7 +144,9 @@ class Extent:
         """Where the read ends, by the options and by what was fixed before."""
         asked = self._options.ending
         assert asked is not None
-        return Bound(asked, until, self._subscription.covers_topic, self.with_empty, self.at_times, self._follower.tell)
+        return Bound(
+            asked, until, self._subscription.covers_topic, self.with_empty, self.at_times, self._follower.warn_once
+        )
 
     def ending(self, firsts: Queues) -> Queues:
         """Where a batch read ends, according to the options.

@@ -10,7 +10,7 @@ from messagestore import ConfigError, OffsetOutOfRangeError, StoreWentBackwardsE
 from messagestore.spi import Ends, Queue, Queues, Stores, is_ordinary_topic
 from pyspark_messagestore.options.source_options import SourceOptions
 from pyspark_messagestore.source.offsets import StreamOffset
-from pyspark_messagestore.source.same_log import ends_behind, is_there, tell_gap
+from pyspark_messagestore.source.same_log import ends_behind, is_there, warn_of_gap
 
 _KEPT_PLACES = 3
 """The number of steps for which the driver remembers where the messages before their ends are, since the last step may
@@ -35,13 +35,16 @@ class Follower:
         self.checked = False
         self.restarted: set[Queue] = set()
         """Queues that were deleted and created again since the last step."""
-        self._shrunk: set[Queue] = set()  # queues that went or became shorter since the last step, or are gone now
+        self._shrunk: set[Queue] = set()
+        """Queues that went or became shorter since the last step, or are gone now."""
         self._topics = self.subscription.named
-        self._found = self._ends = Ends("", {})  # of the store; of the queues that are read
+        self._answer = self._ends = Ends("", {})
+        """What the store has answered last; and the part of it that is about the queues that are read."""
         self._examined: StreamOffset | None = None
         self._moved: Queues = {}
-        self._before: dict[Queue, dict[int, int]] = {}  # the last ends, and where the message before each lies
-        self._told: set[str] = set()
+        self._before: dict[Queue, dict[int, int]] = {}
+        """The last ends of each queue, and where the message before each end lies."""
+        self._warned: set[str] = set()
 
     # ---- ends
 
@@ -67,28 +70,28 @@ class Follower:
             Another store is at the path.
         """
         ends = self._asked()
-        if ends is not self._found:
-            if ends.instance != self._found.instance:  # the start was examined in other files
+        if ends is not self._answer:
+            if ends.instance != self._answer.instance:  # the start was examined in other files
                 self.checked, self._examined = False, None
                 self.restarted.clear()
 
-            self.restarted |= set(filter(self.subscription.covers, ends.restarted_since(self._found)))
-            self._shrunk |= set(filter(self.subscription.covers, ends.shrunk_since(self._found)))
+            self.restarted |= set(filter(self.subscription.covers, ends.restarted_since(self._answer)))
+            self._shrunk |= set(filter(self.subscription.covers, ends.shrunk_since(self._answer)))
 
-            before, same = self._ends.queues, ends.queues is self._found.queues
-            self._ends = replace(ends, queues=before if same else self.subscription.of(ends.queues))
-            if not same:
-                now = self._ends.queues
-                self._shrunk |= {queue for queue, end in before.items() if now.get(queue, 0) < end}
+            queues_before, is_same = self._ends.queues, ends.queues is self._answer.queues
+            queues = queues_before if is_same else self.subscription.of(ends.queues)
+            self._ends = replace(ends, queues=queues)
+            if not is_same:
+                self._shrunk |= {queue for queue, end in queues_before.items() if queues.get(queue, 0) < end}
 
-            self._found = ends
+            self._answer = ends
         return self._ends.queues
 
     def _asked(self) -> Ends:
         """The store's answer for the topics that are read, which a pattern finds among all names."""
         pattern = self.subscription.pattern
-        ends = self.store.ends(self._topics, self._found, names=pattern is not None)
-        if pattern is None or ends.topic_names is self._found.topic_names:
+        ends = self.store.ends(self._topics, self._answer, names=pattern is not None)
+        if pattern is None or ends.topic_names is self._answer.topic_names:
             return ends
 
         topics = tuple(sorted(filter(self.subscription.covers_topic, ends.topic_names or ())))
@@ -144,7 +147,7 @@ class Follower:
 
         if pattern is not None and not any(map(self.subscription.covers_topic, topics)):
             ordinary = sorted(filter(is_ordinary_topic, topics))
-            self.tell(
+            self.warn_once(
                 f"option subscribePattern: no topic matches {pattern!r}, so nothing is read yet. The store has "
                 f"{', '.join(ordinary) or 'no topic'}"
             )
@@ -152,7 +155,7 @@ class Follower:
         for topic, queue_id in sorted(self.subscription.queues or ()):
             ids, count = description.queue_ids.get(topic, []), description.queue_counts.get(topic, 0)
             if queue_id not in ids and queue_id >= count:
-                self.tell(
+                self.warn_once(
                     f"option assign: queue {queue_id} of {topic} does not exist, so nothing of it is read yet. Its "
                     f"queues are {sorted({*ids, *range(count)})}"
                 )
@@ -180,7 +183,9 @@ class Follower:
                 f"{self.options.path}: {fault}. What was not read of it is lost. Start a new query, or set "
                 f"failOnDataLoss=false to continue without it"
             )
-        self.tell(f"{fault}. With failOnDataLoss=false the query continues, and reads the topic if it is made again")
+        self.warn_once(
+            f"{fault}. With failOnDataLoss=false the query continues, and reads the topic if it is made again"
+        )
 
     # ---- whether a start is valid
 
@@ -248,7 +253,7 @@ class Follower:
                 key=name,
             )
 
-        self.tell(
+        self.warn_once(
             f"{fault}. With failOnDataLoss=false the query continues without them; if they "
             f"are named again, they are read from their first message"
         )
@@ -281,28 +286,28 @@ class Follower:
 
     def _faults(self, start: StreamOffset, ends: Queues) -> dict[Queue | None, str]:
         """The faults by queue. The key None stands for the log."""
-        every, unknown = not self.checked, False
+        all_queues, is_unknown = not self.checked, False
         faults: dict[Queue | None, str] = {}
 
         last = start.last
         if last is not None and not is_there(self.store, last):
             faults[None] = f"the record at physical offset {last.position} is not the one that this query has read"
 
-        looked = {
+        to_check = {
             queue: offset
             for queue, offset in start.queues.items()
-            if offset and (every or ends.get(queue) != offset or queue in self.restarted or queue in self._shrunk)
+            if offset and (all_queues or ends.get(queue) != offset or queue in self.restarted or queue in self._shrunk)
         }
-        self._shrunk |= looked.keys() - ends.keys()
+        self._shrunk |= to_check.keys() - ends.keys()
 
-        places = self.store.places({queue: min(offset, ends.get(queue, 0)) for queue, offset in looked.items()})
-        for queue, offset in looked.items():
+        places = self.store.places({queue: min(offset, ends.get(queue, 0)) for queue, offset in to_check.items()})
+        for queue, offset in to_check.items():
             end = ends.get(queue)
             if queue in self.restarted:
                 faults[queue] = f"{queue[0]}/{queue[1]} was created again: it began again below message {offset}"
             elif end is None or end < offset:
                 if not self._ends.recovered and not ends_behind(places.get(queue), start.physical_offset):
-                    unknown = True  # what was read may be in the log, but a writer must recover the store first
+                    is_unknown = True  # what was read may be in the log, but a writer must recover the store first
                 elif self.subscription.covers(queue):
                     faults[queue] = (
                         f"{queue[0]}/{queue[1]} ends at {end}, but this query has read up to {offset}"
@@ -315,7 +320,7 @@ class Follower:
                     f"read"
                 )
 
-        self.checked = not unknown
+        self.checked = not is_unknown
         return faults
 
     def planned_faults(self, finish: StreamOffset, queues: list[Queue], ends: Queues) -> dict[Queue | None, str]:
@@ -349,7 +354,7 @@ class Follower:
 
         for queue, fault in faults.items():
             if queue not in self._moved:
-                self.tell(f"{fault}. With failOnDataLoss=false the query continues at the first newer message")
+                self.warn_once(f"{fault}. With failOnDataLoss=false the query continues at the first newer message")
 
         queues = [queue for queue in queues if queue not in self._moved and queue in ends]
         # If the log is otherwise the same, all messages of a queue that was created again are newer.
@@ -359,15 +364,15 @@ class Follower:
         for queue in queues:
             self._moved[queue] = newer.get(queue, 0)
             if self._moved[queue] != start.queues[queue]:
-                self.tell(
+                self.warn_once(
                     f"{queue[0]}/{queue[1]}: continuing at message {self._moved[queue]} instead of "
                     f"{start.queues[queue]}. The {self._moved[queue]} messages before it were read, or count as read"
                 )
 
-    def tell(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """Log a warning, once."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s: %s", self.options.path, text)
 
     def first_newer(self, queues: Iterable[Queue], start: StreamOffset) -> Queues:
@@ -388,12 +393,12 @@ class Follower:
             queue: first if queue in renumbered else min(first, start.queues[queue]) for queue, first in firsts.items()
         }
 
-    def firsts_of(self, queues: Iterable[Queue], start: StreamOffset, ends: Queues, *, tell: bool = False) -> Queues:
+    def firsts_of(self, queues: Iterable[Queue], start: StreamOffset, ends: Queues, *, warn: bool = False) -> Queues:
         """Where the ranges of some queues begin, after the messages that retention has deleted."""
         begins = self.store.begins(queues)
-        return {queue: self.first_of(queue, start, begin, ends[queue], tell=tell) for queue, begin in begins.items()}
+        return {queue: self.first_of(queue, start, begin, ends[queue], warn=warn) for queue, begin in begins.items()}
 
-    def first_of(self, queue: Queue, start: StreamOffset, begin: int, end: int, *, tell: bool = False) -> int:
+    def first_of(self, queue: Queue, start: StreamOffset, begin: int, end: int, *, warn: bool = False) -> int:
         """Where the range of one queue begins; `begin` is the queue's first message that is still in the log.
 
         A queue that is new to the stream begins at 0, unless it was not subscribed before.
@@ -402,8 +407,8 @@ class Follower:
         if offset < begin and (queue in start.queues or self._was_covered(queue, start)):
             if self.options.fail_on_data_loss:
                 raise self.gone(queue, offset, begin)
-            if tell and min(begin, end) > offset:
-                tell_gap(queue, offset, min(begin, end))
+            if warn and min(begin, end) > offset:
+                warn_of_gap(queue, offset, min(begin, end))
         return max(offset, begin)
 
     def gone(self, queue: Queue, offset: int, begin: int) -> OffsetOutOfRangeError:

@@ -1,13 +1,15 @@
-"""How far the next micro-batch reads, so that it stays within the limits that the user has set.
+"""How far the next micro-batch reads, so that it stays within the limits that the user has set, and when it waits.
 
 The functions work on numbers; the sizes of records come from a function of the caller.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,41 @@ _FIRST_SIZES = 256
 _MOST_SIZES = 65_536
 _MOST_ASKED = 262_144
 """How many sizes are asked for at once."""
+
+
+class MinOffsets:
+    """`minOffsetsPerTrigger`: a micro-batch waits until there are so many messages, for `maxTriggerDelay` at most.
+
+    Parameters
+    ----------
+    least : int | None
+        How many messages; None: no micro-batch waits.
+    delay_s : float
+        For how long a micro-batch waits.
+
+    Attributes
+    ----------
+    until_s : float
+        When the wait that goes on ends, by the monotonic clock.
+    has_looked : bool
+        Whether this run has looked for messages. What it finds at its first look does not wait for others.
+    """
+
+    def __init__(self, least: int | None, delay_s: float) -> None:
+        self.least = least
+        self.until_s = 0.0
+        self.has_looked = False
+        self._delay_s = delay_s
+        self._start: dict[str, Any] | None = None
+
+    def waits(self, start: dict[str, Any], count: int, *, ends_soon: bool) -> bool:
+        """Whether the micro-batch from `start` on waits for more than `count` messages; not if the query ends soon."""
+        is_first, self.has_looked = not self.has_looked, True
+        if self.least is None or ends_soon or is_first or not 0 < count < self.least:
+            return False
+        if self._start != start:
+            self._start, self.until_s = start, time.monotonic() + self._delay_s
+        return time.monotonic() < self.until_s
 
 
 class SizesAhead:

@@ -37,7 +37,7 @@ class GroupProgress:
         self._published: dict[str, Any] | None = None
         self._failed: dict[str, Any] | None = None
         self._again_s = 0.0
-        self._told: set[tuple[type, int | None]] = set()
+        self._warned: set[tuple[type, int | None]] = set()
 
     def publish(self, store: StoreReader, start: dict[str, Any]) -> None:
         """Publish a stream offset whose messages are finished. It takes microseconds if that is published already."""
@@ -47,16 +47,16 @@ class GroupProgress:
             store.publish_progress(self.group, StreamOffset.from_json(start).queues)
         except (StoreError, OSError) as error:
             self._failed, self._again_s = start, time.monotonic() + RETRY_S
-            self._tell(error)
+            self._warn_once(error)
         else:
             self._published = start
-            self._told.clear()
+            self._warned.clear()
 
-    def _tell(self, error: Exception) -> None:
+    def _warn_once(self, error: Exception) -> None:
         """Log a warning, once for each kind of error until publishing succeeds again."""
         kind = (type(error), getattr(error, "errno", None))
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             _log.warning(
                 "consumer group %s: its progress cannot be published. The query continues and tries again later. "
                 "Remove the cause, or leave out the option consumerGroup. The cause: %s",

@@ -27,7 +27,7 @@ class Bound:
         The ends, also of queues that never had a message but may be named.
     at_times : function
         The first message of each queue that was stored at its time or later; the queue's end if there is none.
-    tell : function
+    warn_once : function
         Logs a warning, once.
     """
 
@@ -38,10 +38,10 @@ class Bound:
         covers: Callable[[str], bool],
         with_empty: Callable[[Asked, Queues], Queues],
         at_times: Callable[[Queues], Queues],
-        tell: Callable[[str], None],
+        warn_once: Callable[[str], None],
     ) -> None:
         self.asked, self.until = asked, until
-        self._covers, self._with_empty, self._at_times, self._tell = covers, with_empty, at_times, tell
+        self._covers, self._with_empty, self._at_times, self._warn_once = covers, with_empty, at_times, warn_once
         self._reached: Queues = {}  # queues that have a message at or after the time
         self._looked: Queues = {}  # the ends of the others when they were looked at
 
@@ -63,14 +63,14 @@ class Bound:
         """
         late = {queue for queue in ends if queue not in self.until.queues and not self.asked.covers(queue)}
         for topic, queue_id in sorted(late):
-            self._tell(
+            self._warn_once(
                 f"{topic}/{queue_id} had no message when this query began, and option {self.asked.option} does not "
                 f"list it: it is not read"
             )
 
-        others = {queue: end for queue, end in ends.items() if queue not in late} if late else ends
+        listed = {queue: end for queue, end in ends.items() if queue not in late} if late else ends
         result = dict.fromkeys(late, 0)
-        positions = {queue: position for queue, position in self._positions(others).items() if queue in ends}
+        positions = {queue: position for queue, position in self._positions(listed).items() if queue in ends}
         now_ms = self.until.now_ms
         self._look({queue: at.at(now_ms) for queue, at in positions.items() if isinstance(at, Moment)}, ends)
 

@@ -36,7 +36,7 @@ from pyspark_messagestore.options.values import MOST
 from pyspark_messagestore.plain_errors import plain_errors
 from pyspark_messagestore.source.extent import Extent
 from pyspark_messagestore.source.follower import Follower
-from pyspark_messagestore.source.limits import SizesAhead, limited, limited_by_size, shares
+from pyspark_messagestore.source.limits import MinOffsets, SizesAhead, limited, limited_by_size, shares
 from pyspark_messagestore.source.offsets import StreamOffset, Until
 from pyspark_messagestore.source.planning import only, plan, ranges_of
 from pyspark_messagestore.source.progress import GroupProgress
@@ -49,6 +49,17 @@ _LOOK_INTERVAL_S = 1.0
 """How often a query that waits for its store looks for it."""
 
 _log = logging.getLogger(__name__)
+
+
+def unknown_start(options: SourceOptions) -> StreamOffset:
+    """Where a new query begins in a store of which nothing is known, or that is not there yet."""
+    asked = options.starting
+    return StreamOffset(
+        topics=options.subscription.named,
+        pattern=options.subscribe_pattern,
+        started="" if asked is None else asked.text,
+        initial=True,
+    )
 
 
 @plain_errors("partitions")
@@ -122,7 +133,7 @@ class FilteringReader(BatchReader):
 
 @plain_errors("initialOffset", "latestOffset", "partitions")
 class RefusedStream(DataSourceStreamReader):
-    """The reader of a stream that cannot be. Each call raises why.
+    """The reader of a stream that is refused. Each call raises the reason.
 
     PySpark 4.3 calls `stop` on a reader that it never got if `streamReader` raises, so users would see an
     UnboundLocalError at the end of the traceback, and the reason in its middle.
@@ -158,12 +169,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: dict[str, Any] | None = None
         """The end of the step that was found last."""
         self._bound: Bound | None = None
-        self._waiting: dict[str, Any] | None = None
-        self._begins_s = 0.0
-        """The start at which messages wait for others, and the time at which they wait no longer."""
-        self._has_looked = False
-        """Whether this run has looked for messages. What it finds at its first look does not wait for others."""
-        self._told: set[str] = set()
+        self._min_offsets = MinOffsets(options.min_offsets_per_trigger, options.max_trigger_delay)
+        self._warned: set[str] = set()
 
         group = options.consumer_group
         self._progress = GroupProgress(group) if group is not None else None
@@ -203,16 +210,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._exists():
                 raise
             self._not_before_s = time.monotonic() + _LOOK_INTERVAL_S
-            self._tell(f"{error}. With onMissingTopic=wait the query waits for it")
+            self._warn_once(f"{error}. With onMissingTopic=wait the query waits for it")
             return None
 
     def _exists(self) -> bool:
         return self.stores.writer(self.options.location, self.options.config(), staging_ttl_s=0.0).describe().exists
 
-    def _tell(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         """Log a warning, once."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s", text)
 
     # ---- offsets
@@ -227,32 +234,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self._begin().to_json()
         except (ConfigError, OffsetOutOfRangeError, UnknownTopicError):
-            return replace(self._nowhere(), undecided=True).to_json()
-
-    def _nowhere(self) -> StreamOffset:
-        """The initial offset of a query whose store is not there yet."""
-        asked = self.options.starting
-        return StreamOffset(
-            topics=self.options.subscription.named,
-            pattern=self.options.subscribe_pattern,
-            started="" if asked is None else asked.text,
-            initial=True,
-        )
+            return replace(unknown_start(self.options), undecided=True).to_json()
 
     def _begin(self) -> StreamOffset:
         """Where a new query begins, as the options and the store say now."""
         follower = self._opened()
         if follower is None:
-            return self._nowhere()
+            return unknown_start(self.options)
         extent = Extent(follower)
         firsts = extent.starting(LATEST)
         ends = follower.ends()
         firsts = {queue: first for queue, first in firsts.items() if queue in ends}  # others were deleted in between
-        begin = replace(self._nowhere(), until=extent.until({queue: ends[queue] for queue in firsts}))
+        begin = replace(unknown_start(self.options), until=extent.until({queue: ends[queue] for queue in firsts}))
         return replace(follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts), initial=True)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """That there are limits at all. Spark has no limit that combines several, so `latestOffset` applies them."""
+        """Say whether there are limits. Spark has none that combines several, so `latestOffset` applies them."""
         options = self.options
         limits = (
             options.max_offsets_per_trigger,
@@ -320,7 +317,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             starts = {**begin.queues, **firsts}
             if self._is_delayed(start, starts, reached):
-                self._idle = (start, current, self._begins_s) if follower.checked else None
+                self._idle = (start, current, self._min_offsets.until_s) if follower.checked else None
                 return start
             reached = self._limited(starts, reached, limit.max_rows)
 
@@ -350,15 +347,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_delayed(self, start: dict[str, Any], starts: Queues, reached: Queues) -> bool:
         """Whether to wait for more messages."""
-        least, is_first, self._has_looked = self.options.min_offsets_per_trigger, not self._has_looked, True
-        if least is None or self.target is not None or is_first:
-            return False
-        count = sum(max(0, end - starts.get(queue, 0)) for queue, end in reached.items())
-        if not 0 < count < least:
-            return False
-        if self._waiting != start:
-            self._waiting, self._begins_s = start, time.monotonic() + self.options.max_trigger_delay
-        return time.monotonic() < self._begins_s
+        count = 0
+        if self._min_offsets.least is not None:
+            count = sum(max(0, end - starts.get(queue, 0)) for queue, end in reached.items())
+        return self._min_offsets.waits(start, count, ends_soon=self.target is not None)
 
     def _limited(self, starts: Queues, reached: Queues, most_rows: int) -> Queues:
         """The ends of a step within the limits."""
@@ -396,7 +388,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not follower.checked:
             follower.check_topics(start)
             if asked is not None and start.started not in ("", asked.text):
-                self._tell(
+                self._warn_once(
                     f"{self.options.path}: option {asked.option} has changed since this query began. It is for new "
                     f"queries, and this one continues at its checkpoint"
                 )
@@ -436,7 +428,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refuse_faults(faults)
         ends = self._planned_ends([queue for queue in queues if queue in visible], visible, finish, faults)
 
-        firsts = follower.firsts_of(ends, begin, ends, tell=True)
+        firsts = follower.firsts_of(ends, begin, ends, warn=True)
         if faults:
             follower.checked = False  # the next step begins at the planned end: each queue is compared with it
             finish = follower.offset_at(StreamOffset(), firsts, ends)

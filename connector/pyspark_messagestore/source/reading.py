@@ -16,7 +16,7 @@ from messagestore import NotAStoreError, OffsetOutOfRangeError
 from messagestore.spi import Decoder, PlannedRead, Queue, Range, StoreReader, Stores, planned_elsewhere
 from pyspark_messagestore.options.source_options import SourceOptions
 from pyspark_messagestore.source.planning import RangesPartition
-from pyspark_messagestore.source.same_log import GO_ON, tell_gap
+from pyspark_messagestore.source.same_log import GO_ON, warn_of_gap
 from pyspark_messagestore.source.schema import Projection
 
 BATCH_ROWS = 65_536
@@ -96,7 +96,7 @@ def _read_ranges(
                     min=error.min,
                     max=error.max,
                 ) from None
-            tell_gap((error.topic, error.queue_id), error.queue_offset, first)
+            warn_of_gap((error.topic, error.queue_id), error.queue_offset, first)
             left[-1] = replace(left[-1], start=first)
 
 

@@ -1,4 +1,4 @@
-"""Whether the log is still the one that was read or planned, and how a gap in it is told."""
+"""Whether the log is still the one that was read or planned, and the warning of a gap in it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def place_now(store: StoreReader, start: StreamOffset, reader: str = "this query
 GO_ON = "Start a new query, or set failOnDataLoss=false to continue at the first message that is left"
 
 
-def tell_gap(queue: Queue, start: int, end: int) -> None:
+def warn_of_gap(queue: Queue, start: int, end: int) -> None:
     """Log a warning that counts messages that retention has deleted."""
     _log.warning(
         "%s/%d: retention has deleted %d messages, %d to %d. With failOnDataLoss=false the query continues behind them",

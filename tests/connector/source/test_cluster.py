@@ -23,7 +23,7 @@ from messagestore.remoting.frames import Frame
 from messagestore.spi import STORES
 from pyspark_messagestore.options.table import source_options
 from pyspark_messagestore.source import cluster
-from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader, _AtOnce
+from pyspark_messagestore.source.cluster import ClusterBatchReader, ClusterStreamReader, _BrokerThreads
 from pyspark_messagestore.source.offsets import StreamOffset
 from pyspark_messagestore.source.schema import Projection
 from remoting_peer import Peer, answer
@@ -448,7 +448,7 @@ def test_brokers_are_asked_at_the_same_time(two: Cluster, limits: dict[str, str]
 
 def test_an_error_of_one_broker_waits_for_the_answers_of_the_others() -> None:
     """Its readers may be used again when a step has failed."""
-    at_once, log, may_end = _AtOnce(), list[str](), threading.Event()
+    at_once, log, may_end = _BrokerThreads(), list[str](), threading.Event()
 
     def ask(name: str) -> str:
         if name != "slow":
