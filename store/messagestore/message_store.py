@@ -658,7 +658,7 @@ class MessageStore(ReadOnlyStore):
         ...     store.alter_config(max_message_size=1024).max_message_size
         1024
         """
-        _ = self.writer
+        _ = self.writer  # raises an error if the store is closed
         for name, value in changes.items():
             if name not in CHANGEABLE:
                 fault = f"{name}: found a setting that cannot be changed while the store is open"
@@ -862,7 +862,7 @@ class MessageStore(ReadOnlyStore):
         landings 0 0 {'TAGS': 'UA'}
         """
         arguments.function("listener", listener)
-        return self._followed(lambda *place: follow_messages(*place, listener=listener))
+        return self._start_follower(lambda *place: follow_messages(*place, listener=listener))
 
     def add_dispatcher(
         self,
@@ -896,9 +896,9 @@ class MessageStore(ReadOnlyStore):
         """
         arguments.function("dispatch", dispatch)
         names = arguments.names("columns", columns, COLUMNS)
-        return self._followed(lambda *place: LogFollower(*place, columns=names, dispatch=dispatch))
+        return self._start_follower(lambda *place: LogFollower(*place, columns=names, dispatch=dispatch))
 
-    def _followed(self, follow: Callable[[str, StoreConfig, Disk, int], LogFollower]) -> LogFollower:
+    def _start_follower(self, follow: Callable[[str, StoreConfig, Disk, int], LogFollower]) -> LogFollower:
         self.writer.check_usable()
         self.view.refresh()
         attached = self._attached

@@ -55,7 +55,7 @@ from messagestore.writer.pending_puts import OnewayPut, PutFuture, in_doubt
 from messagestore.writer.statistics import clock
 
 _STORED = (PutMessageStatus.PUT_OK, AppendMessageStatus.PUT_OK)
-_NOTHING_WAITS: list[tuple[str, str]] = []
+_NO_PROPERTIES: list[tuple[str, str]] = []
 _Put = TypeVar("_Put", "Message", "MessageBatch")
 
 
@@ -387,7 +387,7 @@ class Puts:
         topic_config = files.topics.get(topic)
         queue_id = self._queue_id(topic, message, queue_nums if topic_config is None else topic_config.write_queue_nums)
 
-        level, waiting = check_delay_level(message.delay_time_level), _NOTHING_WAITS
+        level, waiting = check_delay_level(message.delay_time_level), _NO_PROPERTIES
         if unique_key is None and (level or config.stamp_uniq_key):
             unique_key = new_unique_key(writer.files.disk.time_ns() // 1_000_000)
         if level:
@@ -434,20 +434,17 @@ class Puts:
     def _result(self, put: Row, held_s: float) -> PutMessageResult:
         """The result of a put that is not synced yet; it says PUT_OK."""
         place, writer = put.physical_offset, self.writer
-        message_id = offset_message_id(writer.files.store_host, place)
-        one, time_ms, held_ms = 1, put.store_timestamp_ms, held_s * 1000
-        committed = writer.pool is None or writer.pool_drain.end >= put.end
         values = (
             *_STORED,
             place,
             put.size,
             put.queue_offset,
-            message_id,
-            one,
-            time_ms,
+            offset_message_id(writer.files.store_host, place),
+            1,  # message
+            put.store_timestamp_ms,
             put.queue_id,
-            held_ms,
-            committed,
+            held_s * 1000,
+            writer.pool is None or writer.pool_drain.end >= put.end,  # committed
         )
         return tuple.__new__(PutMessageResult, values)  # at a third of what the call of the class costs
 
@@ -457,11 +454,13 @@ class Puts:
         arguments.instance("batch", batch, MessageBatch)
         if not batch.columns.row_count:
             raise MessageIllegalError("batch: found no message; give at least one", field="batch")
+
         levels = batch.columns.delay_time_level
         if levels is not None and levels.any():  # as in RocketMQ
             raise MessageIllegalError(
                 "batch: found a delay level; allowed is none. Use append_batch", field="delay_time_level"
             )
+
         columns = batch.columns
         if config.stamp_uniq_key:
             columns = _stamped(columns, writer.files.disk.time_ns() // 1_000_000)
@@ -477,6 +476,7 @@ class Puts:
             raise MessageIllegalError(
                 "batch: found several topics or queues; allowed is one. Use append_batch", field="batch"
             )
+
         topic, queue_id = check_topic(chunk.run_topics[0]), int(chunk.run_queue_ids[0])
         if topic.startswith(RETRY_PREFIX):  # as in RocketMQ
             raise MessageIllegalError(
@@ -484,6 +484,7 @@ class Puts:
                 field="topic",
             )
         self.check_queue(topic, queue_id)
+
         size = chunk.end
         if size > config.max_message_size:
             raise MessageIllegalError(
@@ -494,6 +495,7 @@ class Puts:
                 limit=config.max_message_size,
             )
         self.writer.check_fits(size)
+
         rows, held_s = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
         ids = ",".join(offset_message_id(writer.files.store_host, at) for at in rows.physical_offsets.tolist())
         return PutMessageResult(

@@ -352,8 +352,9 @@ class AttachedStore:
             The write failed. What waits is lost.
         """
         with self.mutex:
-            services, others = self.services, [other() for other in self._sessions if other() is not session]
-            if services is None or any(others) or session.writer is not services.writer:
+            services = self.services
+            others_open = any(other() not in (None, session) for other in self._sessions)
+            if services is None or others_open or session.writer is not services.writer:
                 return
             writer = services.writer
             if writer.pid != os.getpid():  # a forked child, which has none of the parent's memory
@@ -568,7 +569,7 @@ class AttachedStore:
         """Whether it is time to detach."""
         idle_s = time.monotonic() - self._last_used_s
         return (
-            bool(_ending.number)
+            bool(_ending.signal_number)
             or attachment.broker_waits()
             or (not self._in_session and idle_s >= self.config.attach_timeout_s)
         )
@@ -688,8 +689,8 @@ class _Ending:
     """
 
     def __init__(self) -> None:
-        self.number = 0
-        self._told_s = 0.0
+        self.signal_number = 0
+        self._signalled_s = 0.0
         self._exit = os._exit
         self._installed = False
 
@@ -705,7 +706,7 @@ class _Ending:
         self._exit, os._exit = os._exit, self._detach_and_exit  # type: ignore[assignment]
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, self._told)
+                signal.signal(number, self._note_signal)
 
     def _detach_and_exit(self, status: int) -> None:
         try:
@@ -718,9 +719,9 @@ class _Ending:
         finally:
             self._exit(status)  # also after a failure: the next writer recovers
 
-    def _told(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of a signal handler
-        self._told_s = time.monotonic()
-        self.number = number
+    def _note_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of a signal handler
+        self._signalled_s = time.monotonic()
+        self.signal_number = number
         watched = [store for store in list(_stores.values()) if store.attached and store.pid == os.getpid()]
         for store in watched:
             store.wake_watcher()
@@ -730,16 +731,18 @@ class _Ending:
 
     def end_if_detached(self) -> None:
         """End the process if a signal came, unless another store is still attached."""
-        if self.number and not any(store.attached and store.pid == os.getpid() for store in list(_stores.values())):
+        if self.signal_number and not any(
+            store.attached and store.pid == os.getpid() for store in list(_stores.values())
+        ):
             self._end()
 
     def end_if_late(self) -> None:
         """End the process if a signal came a while ago and an append is still running."""
-        if self.number and time.monotonic() - self._told_s > _BRIEFLY_S:
+        if self.signal_number and time.monotonic() - self._signalled_s > _BRIEFLY_S:
             self._end()
 
     def _end(self) -> None:
-        self._exit(128 + self.number)  # only the main thread could restore the default handler
+        self._exit(128 + self.signal_number)  # only the main thread could restore the default handler
 
 
 _ending = _Ending()
