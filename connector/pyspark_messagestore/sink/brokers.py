@@ -199,7 +199,7 @@ class BrokerSink:
             stream_batch = stream_batch if batch_id is None else str(batch_id)
             batch = self._batch(query_id, stream_batch)
             # Spark may send this batch again until it has written its own commit, but no earlier one.
-            Ends(self.lookup_dir, batch).forget(up_to_own=batch.app_id == self.write_id)
+            Ends(self.lookup_dir, batch).forget(with_own=batch.app_id == self.write_id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what was sent: a broker deletes no message. A later attempt looks it up."""
@@ -247,14 +247,14 @@ class _Task:
         target = self._sink.checked_target(self._producer, topic, rights=self._sink.options.topic is None)
         if not self._sink.lookup_dir:
             return target
-        before = self._ends.of(topic, self._partition_id)
-        if before is None:
-            before = self._ends.write(topic, self._partition_id, target.places)
-            if before is None:
+        earlier_ends = self._ends.of(topic, self._partition_id)
+        if earlier_ends is None:
+            earlier_ends = self._ends.write(topic, self._partition_id, target.places)
+            if earlier_ends is None:
                 return target
 
         # An earlier attempt was here. A queue that it did not know has nothing of it before its own beginning.
-        places = dict.fromkeys(target.queues, 0) | before
+        places = dict.fromkeys(target.queues, 0) | earlier_ends
         places = {queue: max(place, self._producer.begin(topic, queue)) for queue, place in places.items()}
         stored = self._producer.stored(topic, places, self._keys.prefix)
         self._stored = pa.concat_tables([self._stored, stored]).combine_chunks()
@@ -297,13 +297,13 @@ class _Task:
 
     def _check_same(self, rows: Any) -> None:
         """Refuse a batch whose rows are not those that an earlier attempt has sent under the same numbers."""
-        own = keys_and_crcs(rows)
-        places = pc.index_in(own["unique_key"], value_set=self._stored_keys)
+        task_rows = keys_and_crcs(rows)
+        places = pc.index_in(task_rows["unique_key"], value_set=self._stored_keys)
         is_stored = pc.is_valid(places)
         sent = self._stored["body_crc"].take(places.filter(is_stored))
-        differs = pc.not_equal(own["body_crc"].filter(is_stored), sent)
+        differs = pc.not_equal(task_rows["body_crc"].filter(is_stored), sent)
         if pc.any(differs).as_py():
-            key = own["unique_key"].filter(is_stored).filter(differs)[0].as_py()
+            key = task_rows["unique_key"].filter(is_stored).filter(differs)[0].as_py()
             raise BatchConflictError(
                 f"{self._sink.options.path}: partition {self._partition_id} was sent before with other rows: the body "
                 f"of the message with UNIQ_KEY {key} is another one. Rows must come in the same order when Spark "
@@ -413,23 +413,29 @@ class Ends:
             ) from None
 
     def write(self, topic: str, partition_id: int, ends: dict[SendQueue, int]) -> dict[SendQueue, int] | None:
-        """Write where the queues end, durably. If another attempt was faster, its ends are returned and count."""
+        """Write where the queues end, durably.
+
+        Returns
+        -------
+        dict | None
+            The ends that another attempt has written meanwhile, which count; None: there was none.
+        """
         path = self._path(topic, partition_id)
         self._folder.mkdir(exist_ok=True)
         rows = [[queue.broker, queue.queue_id, end] for queue, end in ends.items()]
         data = {"formatVersion": FORMAT_VERSION, "app": self.batch.app_id, "topic": topic, "ends": rows}
 
-        written = self._folder / f".{uuid.uuid4().hex}"
+        temporary = self._folder / f".{uuid.uuid4().hex}"
         try:
-            with open(written, "x", encoding="utf-8") as file:
+            with open(temporary, "x", encoding="utf-8") as file:
                 json.dump(data, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(written, path)
+            os.link(temporary, path)
         except FileExistsError:
             return self.of(topic, partition_id)
         finally:
-            written.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         self._sync_names()
         return None
 
@@ -437,15 +443,15 @@ class Ends:
         for folder in (self._folder, self._root):
             _sync(folder)
 
-    def forget(self, *, up_to_own: bool) -> None:
-        """Delete the files of earlier batches, and with `up_to_own` those of this one."""
+    def forget(self, *, with_own: bool) -> None:
+        """Delete the files of earlier batches, and with `with_own` those of this one."""
         if not self._folder.is_dir():
             return
         for path in self._folder.iterdir():
             version = path.name.partition("-")[0]
-            if version.isdigit() and (int(version) < self.batch.version or up_to_own):
+            if version.isdigit() and (int(version) < self.batch.version or with_own):
                 path.unlink(missing_ok=True)
-        if up_to_own:
+        if with_own:
             with contextlib.suppress(OSError):  # a task that Spark gave up still writes there
                 self._folder.rmdir()
 

@@ -184,8 +184,8 @@ class Sink:
         partition_id = context.partitionId()
 
         store = self._store()
-        named = self.options.topic, self.options.dead_letter_topic
-        topics = store.describe(None if named[0] is None else [name for name in named if name is not None])
+        named = [name for name in (self.options.topic, self.options.dead_letter_topic) if name is not None]
+        topics = store.describe(None if self.options.topic is None else named)  # None: each row names its topic
         self._check_can_begin(topics, query_id, batch_id)
 
         staged: StagedFile | None = None
@@ -309,13 +309,14 @@ class Sink:
         sink = self._planned(staged)
         sink._check_store(request)
 
-        alone = batch_id is None and request.query_id is None  # the only commit of its job: its worker may be killed
+        is_only_commit = batch_id is None and request.query_id is None  # of its job, so its worker may be killed next
         topic = self.options.dead_letter_topic if any(message.dead_letters for message in staged) else None
-        result = sink._commit(files, request, closing=alone and in_worker(), dead_letter_topic=topic or "")
-        sink._tell_dead_letters(staged, result)
+        result = sink._commit(files, request, closing=is_only_commit and in_worker(), dead_letter_topic=topic or "")
+        sink._warn_of_dead_letters(staged, result)
         return result
 
-    def _tell_dead_letters(self, staged: list[StagedMessage], result: BatchResult) -> None:
+    def _warn_of_dead_letters(self, staged: list[StagedMessage], result: BatchResult) -> None:
+        """Count the dead letters of a batch that was appended now; one that is known had its warning before."""
         count = sum(message.dead_letters for message in staged)
         if count and result.status == APPENDED:
             _log.warning(
@@ -351,11 +352,11 @@ class Sink:
                 dead_letter_topic=dead_letter_topic,
             )
         except LostBatchesError as error:
-            here, before = store.describe().store_id, _written_to.get(key)
-            if before in (None, here):
+            store_now, store_before = store.describe().store_id, _written_to.get(key)
+            if store_before in (None, store_now):
                 raise
             raise LostBatchesError(
-                f"{error}. An earlier batch of this query went to store {before}, but this is store {here}",
+                f"{error}. An earlier batch of this query went to store {store_before}, but this is store {store_now}",
                 app_id=error.app_id,
                 version=error.version,
             ) from None
