@@ -15,10 +15,9 @@ from pathlib import Path
 from crash.counts import Counts
 from crash.counts import again as again_command
 from crash.harness import Promise, Step, die, do_step
-from crash.images import POWER_MODES, half_write, with_half_write
 from crash.judge import Crash, Verdict, judge, killed
-from crash.memdisk import MemDisk, MemRecordingDisk, Tree
-from crash.power_cut import Folder, Write
+from crash.memdisk import MemDisk, MemRecordingDisk, Tree, half_write, with_half_write
+from crash.power_cut import POWER_MODES, Folder, Write
 from crash.simdisk import Operation
 from crash.turns import is_taken
 from crash.workloads import WORKLOADS, Bases, Workload, copy_of

@@ -28,6 +28,7 @@ from typing import Any
 from unittest import mock
 
 from crash import checker
+from crash.children import ended, in_child
 from crash.counts import Counts
 from crash.harness import SMALL, Promise
 from crash.imitate import Broker, commit
@@ -62,8 +63,6 @@ _SIZES = SMALL.replace(mapped_file_size_commit_log=64 * 1024, lock_timeout="30s"
 
 def starts(root: Path, chance: random.Random, counts: Counts, *, brokers: int = BROKERS) -> Verdict:
     """Start a broker `brokers` times beside `WRITERS` processes."""
-    from crash.concurrency import ended, in_child  # it imports this module
-
     with MessageStore.open(root, _SIZES) as store:
         store.put_message(Message("single", b"put/0/", queue_id=0))
     stop, said = root.with_name(root.name + ".stop"), root.with_name(root.name + ".said")
@@ -290,8 +289,6 @@ def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 def ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     """Spark workers are ended in each way that leaves them some time: the store is closed."""
-    from crash.concurrency import in_child  # it imports this module
-
     verdict = Verdict()
     ways: dict[str, Callable[[], None]] = {
         "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),

@@ -20,11 +20,10 @@ from crash.counts import Counts
 from crash.counts import again as again_command
 from crash.faults import quiet_threads
 from crash.harness import SMALL, die, scratch_folder
-from crash.images import POWER_MODES
 from crash.imitate import another_boot
 from crash.judge import Verdict, note_faults
 from crash.memdisk import MemDisk, MemRecordingDisk
-from crash.power_cut import Folder
+from crash.power_cut import POWER_MODES, Folder
 from crash.simdisk import Killed
 from crash.turns import taken
 from crash.workloads import ASYNC, SEGMENTS

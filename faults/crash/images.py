@@ -21,23 +21,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crash import turns
+from crash import backups, turns
 from crash.counts import Counts
 from crash.counts import again as again_command
 from crash.faults import quiet_threads
 from crash.harness import Step, scratch_folder
 from crash.imitate import another_boot
 from crash.judge import Crash, Verdict, judge, killed
-from crash.memdisk import MemDisk, MemRecordingDisk
-from crash.power_cut import MODES, SECTOR_SIZE, Folder, Image, Write
+from crash.memdisk import MemRecordingDisk, half_write, with_half_write
+from crash.power_cut import POWER_MODES, SECTOR_SIZE, Image, Write
 from crash.shrink import smallest
 from crash.simdisk import RecordingDisk
 from crash.turns import taken
 from crash.workloads import WORKLOADS, Base, Bases, Recorded, Workload, copy_of, record, record_in_memory
 from messagestore.files.state import State
 from messagestore.format.layout import STATE_FLUSHED, STATE_SLOT, STATE_SLOT_POSITIONS
-
-POWER_MODES = tuple(mode for mode in MODES if mode != "all")
 
 
 @dataclass
@@ -126,24 +124,6 @@ def flushed_end(disk: RecordingDisk, cut: int) -> int:
     slots = (file.sector(position // SECTOR_SIZE, 1 << 30)[:size] for position in STATE_SLOT_POSITIONS)
     states = [state for slot in slots if (state := State.from_bytes(slot)) is not None]
     return max(states, key=lambda state: state.counter).flushed_end if states else 0
-
-
-def half_write(disk: RecordingDisk, cut: int) -> Write | None:
-    """Return the operation after the first `cut`, if it is a write to a file that has a name."""
-    for number, event in disk._events:
-        if number == cut and isinstance(event, Write):
-            return event if event.inode in disk._replay_at(cut).paths() else None
-    return None
-
-
-def with_half_write(disk: RecordingDisk, cut: int, content: Folder, root: Path) -> Folder:
-    """Return the content with half of the next operation's write completed."""
-    event = half_write(disk, cut)
-    assert event is not None
-    half = MemDisk(root, content)
-    path = f"{half.root}/{disk._replay_at(cut).paths()[event.inode]}"
-    half.pwrite(half.open(path, writable=True), event.data[: len(event.data) // 2], event.position)
-    return half.content()
 
 
 # ---- which images
@@ -322,8 +302,6 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     In deep mode, run all listed images, and random ones until the seconds are over.
     """
     counts, until_s = Counts(), time.monotonic() + seconds
-    from crash import backups  # which uses this module
-
     key, *words = case.split(";")
     with scratch_folder() as folder, quiet_threads():
         if not case or case.startswith(backups.KEY):

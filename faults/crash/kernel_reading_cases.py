@@ -9,14 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 import both_codecs
+from crash.mutations import mutated
 from messagestore.format import kernel, record_decode
 from messagestore.format.layout import IPV6_EXTRA_SIZE, RECORD_HEAD, TOPIC_LENGTH_SIZES
 
 
 def _changed(data: bytes, chance: random.Random) -> np.ndarray:
     """A mutated form of the data, in a buffer that ends with them."""
-    from crash.fuzz import mutated
-
     return np.frombuffer(bytearray(mutated(data, chance) if chance.random() < 0.8 else data), np.uint8).copy()
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crash.power_cut import SECTOR_SIZE, FileContent, Folder, Replay
+from crash.power_cut import SECTOR_SIZE, FileContent, Folder, Replay, Write
 from crash.simdisk import FailDisk, RecordingDisk
 from messagestore.errors import NotAStoreError
 from messagestore.files.disk import Disk, File
@@ -470,3 +470,21 @@ class MemRecordingDisk(RecordingDisk, MemDisk):
 def make_lock_folder(root: str) -> None:
     """Create a real folder for the lock files of a store that is otherwise in memory."""
     os.makedirs(os.path.join(root, "spark"), exist_ok=True)
+
+
+def half_write(disk: RecordingDisk, cut: int) -> Write | None:
+    """Return the operation after the first `cut`, if it is a write to a file that has a name."""
+    for number, event in disk._events:
+        if number == cut and isinstance(event, Write):
+            return event if event.inode in disk._replay_at(cut).paths() else None
+    return None
+
+
+def with_half_write(disk: RecordingDisk, cut: int, content: Folder, root: Path) -> Folder:
+    """Return the content with half of the next operation's write completed."""
+    event = half_write(disk, cut)
+    assert event is not None
+    half = MemDisk(root, content)
+    path = f"{half.root}/{disk._replay_at(cut).paths()[event.inode]}"
+    half.pwrite(half.open(path, writable=True), event.data[: len(event.data) // 2], event.position)
+    return half.content()

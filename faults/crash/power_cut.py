@@ -42,6 +42,7 @@ MODES = (
     "one present",
     "random",
 )
+POWER_MODES = tuple(mode for mode in MODES if mode != "all")
 
 T = TypeVar("T")
 
