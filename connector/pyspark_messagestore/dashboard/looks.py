@@ -325,6 +325,7 @@ def message(stored: Stored, asked: Asked) -> dict[str, Any]:
         at = raw.physical_offset
         batches = [row for row in stored.rows("batches")[0] if row["physicalOffset"] <= at < row["endPhysicalOffset"]]
         readers, faults = _readers_of(stored, store, (name, queue_id), offset, low, high)
+        # Where the search for the message before it in the log begins: at the one before it in its queue.
         near = store.places({(name, queue_id): offset})[name, queue_id].physical_offset if offset > low else None
 
     fields = stored.fields(raw, offset, plain="plain" in asked)

@@ -298,15 +298,16 @@ def query_of(
     """
     rows: list[dict[str, Any]] = []
     refused: list[str] = []
-    batch, own, stores = progress.committed, ids_of(store), stores_of(progress)
-    if store.describe([]).store_id not in stores and not stores.isdisjoint(own):
-        own -= originals()
+    batch, own_ids, read_ids = progress.committed, ids_of(store), stores_of(progress)
+    if store.describe([]).store_id not in read_ids and not read_ids.isdisjoint(own_ids):
+        own_ids -= originals()  # the query knows an ancestor of this store: if that is still there, it reads that one
 
-    for fields in () if batch is None or batch.fault else batch.offsets:
+    offsets = () if batch is None or batch.fault else batch.offsets
+    for fields in offsets:
         offset = stream_offset(fields)
         if offset is None:
             continue
-        if offset.store_id not in own:
+        if offset.store_id not in own_ids:
             continue
         try:
             place, faults = place_now(store, offset)
@@ -318,9 +319,9 @@ def query_of(
             faults = [str(error)]
         refused += faults
 
-    elsewhere = bool(stores) and stores.isdisjoint(own)
-    if elsewhere and belongs(progress, own, others):
-        names = ", ".join(sorted(stores))
+    elsewhere = bool(read_ids) and read_ids.isdisjoint(own_ids)
+    if elsewhere and belongs(progress, own_ids, others):
+        names = ", ".join(sorted(read_ids))
         refused.append(f"it reads store {names}, and this is another one")
     return Query(progress, rows, refused, elsewhere=elsewhere)
 

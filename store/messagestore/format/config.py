@@ -323,8 +323,7 @@ class StoreConfig:
             if type(getattr(self, name)) is not wanted:
                 self._refuse(name, f"a value of type {wanted.__name__}")
 
-        for name in ("mapped_file_size_commit_log",):
-            self._check_range(name, MIN_SEGMENT_SIZE, CRC_MASK)
+        self._check_range("mapped_file_size_commit_log", MIN_SEGMENT_SIZE, CRC_MASK)
         # At least two units: RocketMQ's own recovery never ends when a queue file of a single unit is full.
         self._check_range("mapped_file_size_consume_queue", UNIT.size + 1, CRC_MASK // UNIT.size * UNIT.size)
         if self.mapped_file_size_consume_queue % UNIT.size:  # RocketMQ rounds up, too

@@ -417,7 +417,7 @@ class StoreFiles:
             )
 
         self.keep_levels(changed)
-        if len(changed.entries) > 1:
+        if len(changed.entries) > 1:  # the first entry is what the store was made with, which is no change
             _log.warning(
                 "%s: the store's delay levels were %r, and are %r from offset %d of the log on. What was put before "
                 "keeps its delays. To leave the levels as they are, give no messageDelayLevel, or that one",

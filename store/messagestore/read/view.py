@@ -236,6 +236,7 @@ class StoreView:
                 value=FLUSHED,
             )
 
+        # Without a known end, a broker may be writing.
         self.own = state is not None and state.own and self.known_end is not None
 
         if self.visible != self._seen:

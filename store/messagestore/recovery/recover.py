@@ -3,8 +3,9 @@
 Recovery runs under both locks. If it runs twice, or again after a crash within it, it leaves the same bytes. It has
 three phases, each a module:
 
-    examine    reads: how the store was left (`log.condition`), the log, its tail, queues and journal
-    decide     from that, where the walk over the log begins, where the log ends, and what is cut, rebuilt and sealed
+    examine    reads: how the store was left (`log.condition`), the log, its tail, queues and journal. `survey` walks
+               over the log from where `decide` says, and finds the end
+    decide     from that, where the walk begins, whether its end is accepted, and what is cut, rebuilt and sealed
     apply      changes the files, and publishes the end
 
 How the store was left decides which rules apply:

@@ -679,10 +679,11 @@ class LocalWriter:
         dead_letter_topic: str = "",
     ) -> Committed:
         """Append staged files as one batch."""
-        known_place = self._check_place(store_id)
+        store_exists = self._check_place(store_id)
         chunks = StagedChunks(self._folder, files, self.disk)
-        if not known_place:  # no batch is known in a store that is not there, and files that are gone must make none
+        if not store_exists:  # no batch is known in a store that is not there, and files that are gone must make none
             chunks.open()
+
         store = self._attached()
         with store.writing(_description(request), config=self.config) as writer:
             self._check_place(store_id)  # again, now that nobody else can create a store here
@@ -692,8 +693,9 @@ class LocalWriter:
                 _delete_expired(store)
                 raise
             _delete_expired(store)
-        if not known_place:
+        if not store_exists:
             _warn_of_memory(self.paths.root)
+
         status, changes = committed.result.status, dict[str, int]()
         if status != APPENDED:
             changes[KNOWN_BATCHES if status == KNOWN else SKIPPED_BATCHES] = 1
@@ -701,6 +703,7 @@ class LocalWriter:
             changes[f"{DEAD_LETTERS}{dead_letter_topic}"] = 1
         if changes:
             self._count(**changes)
+
         if closing:
             with contextlib.suppress(StoreError, OSError):  # the batch is in the log; the next writer recovers
                 store.detach()

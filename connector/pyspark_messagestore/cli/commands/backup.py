@@ -14,7 +14,7 @@ from messagestore import backup as backups
 from pyspark_messagestore.cli import output as out
 from pyspark_messagestore.cli.app import Json, Root, existing, path_of
 
-PLACE = 340
+PLACE = 335
 PANEL = "Care"
 _STREAM = "-"
 
