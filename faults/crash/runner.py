@@ -183,7 +183,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     options = parser.parse_args(arguments)
     if options.changed:
         if options.only not in (None, "mutants"):
-            parser.error(f"--changed is of the mode mutants alone, found --only {options.only}")
+            parser.error(f"--changed works with the mode mutants only, found --only {options.only}")
         options.only = "mutants"
         try:
             turns.changed = turns.changed_since(_ROOT, options.changed)

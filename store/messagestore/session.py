@@ -307,7 +307,7 @@ class AttachedStore:
     @contextlib.contextmanager
     def nobody_waits(self) -> Iterator[None]:
         """Until the block ends, no thread of this process waits for another process, or begins anything: it gets a
-        `StoreLockedError` instead. An append that has begun is finished.
+        `StoreLockedError` instead. An append that has begun is finished, and other threads wait for it.
         """
         self._waits = False
         try:

@@ -34,7 +34,7 @@ LOOKED_AT = frozenset(
 _LEVELS = "message_delay_level"
 _WARNED_OF = frozenset({"flush_disk_type", "max_message_size"})
 _warned: set[tuple[str, str]] = set()
-"""Roots, and settings that this process gives otherwise than the store has them; it was told once."""
+"""Roots, and settings that this process gives otherwise than the store has them, of which it has warned."""
 
 
 def differing_settings(config: StoreConfig, *open_with: StoreConfig) -> list[str]:

@@ -7,7 +7,7 @@
 the threads of this process, before that.
 
 Threads: `StoreLocks` belongs to the thread whose turn it is. Any thread may call `intact` and `broker_waits`, and read
-`presence`.
+`presence` and `attachment`.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def test_few_bugs_are_in_no_file_of_their_own() -> None:
 def test_other_modes_do_not_know_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         runner.main(["--changed", "HEAD", "--only", "images"])
-    assert "--changed is of the mode mutants alone, found --only images" in capsys.readouterr().err
+    assert "--changed works with the mode mutants only, found --only images" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         runner.main(["--changed", "no-such-commit"])
     assert "git knows no commit 'no-such-commit'" in capsys.readouterr().err

@@ -127,6 +127,8 @@ def pytest_report_header() -> str:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker of xdist hands its numbers to the one process that prints."""
+    if share.CHANGED and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK  # no test is about what has changed
     output = getattr(session.config, "workeroutput", None)
     if output is None:
         _TOTALS.add(vars(COUNTS))

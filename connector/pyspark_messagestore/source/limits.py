@@ -50,7 +50,10 @@ class MinOffsets:
         self._start: dict[str, Any] | None = None
 
     def waits(self, start: dict[str, Any], count: int, *, ends_soon: bool) -> bool:
-        """Whether the micro-batch from `start` on waits for more than `count` messages; not if the query ends soon."""
+        """Whether the micro-batch from `start` on waits, since there are only `count` messages so far.
+
+        It does not if the query ends soon.
+        """
         is_first, self.has_looked = not self.has_looked, True
         if self.least is None or ends_soon or is_first or not 0 < count < self.least:
             return False

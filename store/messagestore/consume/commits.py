@@ -62,7 +62,7 @@ class Commits:
         self._used = used
         self._interval_s = interval_s
         self._committed_s = time.monotonic()
-        self._told_of_broker = False
+        self._warned_of_broker = False
 
     # ---- progress that is written at once
 
@@ -71,7 +71,7 @@ class Commits:
         return self._progress.committed([queue[0]]).get(queue)
 
     def record_beginning(self, begun: Mapping[Queue, int]) -> bool:
-        """Record where the group begins; whether it was written. While a broker holds the store, it is not."""
+        """Record where the group begins. Returns whether it was written; it is not while a broker holds the store."""
         try:
             self._progress.commit(begun, first=True)
         except StoreLockedError as error:
@@ -108,8 +108,8 @@ class Commits:
 
     def _tell_of_broker(self, error: StoreLockedError) -> None:
         """Warn once that the progress is not written; reading goes on."""
-        if not self._told_of_broker:
-            self._told_of_broker = True
+        if not self._warned_of_broker:
+            self._warned_of_broker = True
             _log.warning("the progress of consumer group %s is not written: %s", self.group, error)
 
     # ---- progress that a batch moves

@@ -144,8 +144,10 @@ class Link:
             while True:
                 with self.attempt(what, deadline, unknown=unknown, is_repeatable=is_repeatable) as connection:
                     return once(connection)
-        except StoreError as error:
-            if not (unknown and deadline.was_sent) or isinstance(error, (CommitUnknownError, *_DECIDED)):
+        except (StoreError, OSError) as error:
+            if is_of_handler(error) or not (unknown and deadline.was_sent):
+                raise
+            if isinstance(error, (CommitUnknownError, *_DECIDED)):
                 raise
             raise _after_silence(self.url, what, error) from error
 
@@ -241,13 +243,14 @@ class Attempt:
             return False
 
         connection.close()
-        self._deadline.was_sent |= connection.was_sent and not isinstance(error, _AgainError)
         if is_of_handler(error):
+            self._deadline.was_sent |= connection.was_sent
             return False
         if isinstance(error, ssl.SSLError) and (
             fault := _tls_fault(self._link.url, error, was_open=connection.was_sent)
         ):
-            raise fault from error
+            raise fault from error  # the server has refused the connection, and read nothing of a request
+        self._deadline.was_sent |= connection.was_sent and not isinstance(error, _AgainError)
         if not isinstance(error, _AgainError | OSError | http.client.HTTPException) or isinstance(error, StoreError):
             return False
         self._wait_for_next(error, connection)
@@ -516,9 +519,9 @@ def to_text(body: dict[str, Any]) -> bytes:
     return json.dumps(values.to_json(body), separators=(",", ":")).encode("utf-8")
 
 
-def _after_silence(url: str, what: str, error: StoreError) -> CommitUnknownError:
-    """The error for what had no answer at first, and then one that does not say whether it was carried out."""
-    unknown = CommitUnknownError(f"{url}: no answer to {what}, and when it was sent again: {error}. {_UNKNOWN}")
+def _after_silence(url: str, what: str, error: StoreError | OSError) -> CommitUnknownError:
+    """The error for what was sent, and whose answer does not say whether it was carried out."""
+    unknown = CommitUnknownError(f"{url}: it is not known whether {what} was carried out: {error}. {_UNKNOWN}")
     for note in getattr(error, "__notes__", ()):
         unknown.add_note(note)
     return unknown

@@ -19,7 +19,7 @@ from messagestore import (
     MessageIllegalError,
     MessageStore,
 )
-from messagestore.read_only_store import CHUNK_ROWS
+from messagestore.batches.encoding import PIECE_ROWS
 from small import SMALL
 
 ROWS = {
@@ -114,7 +114,7 @@ def test_rows_without_a_queue_get_one(tmp_path: Path) -> None:
 
 def test_rows_without_a_queue_of_new_topics_and_of_many_rows(tmp_path: Path) -> None:
     """Two topics, of which one is created with the request's number of queues; more rows than are encoded at once."""
-    count = 2 * CHUNK_ROWS + 6
+    count = 2 * PIECE_ROWS + 6
     rows = pa.table({"body": [b"x"] * count, "topic": ["gates", "doors"] * (count // 2)})
     with MessageStore.open(tmp_path / "s") as store:
         store.create_topic("gates", 1)
@@ -131,7 +131,7 @@ def test_rows_without_a_queue_of_new_topics_and_of_many_rows(tmp_path: Path) -> 
 
 def test_more_rows_than_are_encoded_at_once(tmp_path: Path) -> None:
     """A wrong row is named by its number in the whole batch."""
-    count = CHUNK_ROWS + 10
+    count = PIECE_ROWS + 10
     table = pa.table({"body": [b"x"] * count, "queueId": [0] * count})
     with MessageStore.open(tmp_path / "s") as store:
         assert store.append_batch(table, topic="t").row_count == count == store.max_offset("t", 0)

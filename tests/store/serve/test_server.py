@@ -813,11 +813,16 @@ def test_a_commit_after_which_a_proxy_has_lost_the_server_is_unknown(server: Ser
     assert commit().result.status == "appended"
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [StoreLockedError("still locked by pid 7", path="lock", holder="pid 7"), OSError(5, "still locked, and no disk")],
+    ids=["a lock", "a disk"],
+)
 def test_a_commit_whose_answer_is_lost_and_that_is_refused_then_is_unknown(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ):
     """A local writer had the lock by then: the error said that the batch was not written, and it was."""
-    ends = [ConnectionError("lost"), StoreLockedError("still locked by pid 7", path="lock", holder="pid 7")]
+    ends = [ConnectionError("lost"), refusal]
 
     def fail(self: Any, done: Any) -> None:
         raise ends.pop(0)
@@ -827,7 +832,7 @@ def test_a_commit_whose_answer_is_lost_and_that_is_refused_then_is_unknown(
         patch.setattr(services._Request, "_end", fail)
         with pytest.raises(CommitUnknownError, match=r"still locked.* may be in the log or not") as unknown:
             commit()
-    assert isinstance(unknown.value.__cause__, StoreLockedError)
+    assert type(unknown.value.__cause__) is type(refusal)
     assert commit().result.status == "known"
 
 

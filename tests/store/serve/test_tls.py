@@ -294,6 +294,9 @@ def test_a_client_without_the_certificate_that_is_asked_for(
     for cert, key in (("", ""), (other, other_key)):
         with pytest.raises(AccessDeniedError, match="does not accept the certificate of this client"):
             setting.describe(cert_file=cert, key_file=key, retry_timeout_s=600.0)
+        refused = STORES.writer(setting.location(cert_file=cert, key_file=key), SMALL, staging_ttl_s=60)
+        with pytest.raises(AccessDeniedError, match="does not accept"):  # not that the batch may be in the log
+            refused.commit([], BatchRequest("app", 1), "5" * 32)
 
 
 def test_a_client_that_stops_in_the_handshake_keeps_nobody_out(
