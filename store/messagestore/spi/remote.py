@@ -55,6 +55,9 @@ KEPT_SIZE = 64 * 1024 * 1024
 _FIRST_SIZE = 4 * 1024 * 1024
 """How many bytes are collected before a file is begun: most tasks write less, and need one request."""
 _ALIVE_S = 8.0
+_PART = MOST_NAMED // 4
+"""How many things a request names. With as many as a server takes, the longest topics would make a body of 12 MiB, and
+a server takes 8 unless `--body` says otherwise."""
 _Item = TypeVar("_Item")
 
 
@@ -315,8 +318,8 @@ class RemoteReader:
 
 def _in_parts(items: list[_Item]) -> Iterator[list[_Item]]:
     """What a request names, as lists that a server takes; one list if there is nothing."""
-    for start in range(0, max(1, len(items)), MOST_NAMED):
-        yield items[start : start + MOST_NAMED]
+    for start in range(0, max(1, len(items)), _PART):
+        yield items[start : start + _PART]
 
 
 def _keep_memory() -> None:

@@ -50,7 +50,7 @@ from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, StagedFile, Write, encode, store_host_of
 from messagestore.spi import remote as clients
-from messagestore.spi.connections import Connection, Link
+from messagestore.spi.connections import Connection, Link, to_text
 from messagestore.spi.interface import GATHERED_ROWS, MOST_NAMED, NOT_REACHED, PlannedRead
 from messagestore.spi.local import LocalReader
 from messagestore.spi.location import RemoteSettings
@@ -274,8 +274,8 @@ def test_a_client_asks_in_parts_for_what_is_too_much_for_a_request(
     root: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ):
     """A store may have more queues than a request names."""
-    for module in (clients, hosting):
-        monkeypatch.setattr(module, "MOST_NAMED", 3)
+    monkeypatch.setattr(clients, "_PART", 3)
+    monkeypatch.setattr(hosting, "MOST_NAMED", 3)
     queues = [("t", number) for number in (4, 0, 7, 1, 5, 9, 8)]
     ranges = [Range("t", number % 2, number, number + 2) for number in range(10)]
     there = settings().reader(server.url)
@@ -292,6 +292,23 @@ def test_a_client_asks_in_parts_for_what_is_too_much_for_a_request(
         ):
             assert ask(there) == ask(here)
     there.close()
+
+
+def test_the_longest_topics_fit_into_the_parts_of_a_client(monkeypatch: pytest.MonkeyPatch):
+    """A body may be as large as `--body`, however few things a request names."""
+    sizes = list[int]()
+
+    def noted(link: Link, verb: str, body: dict[str, Any]) -> Any:
+        sizes.append(len(to_text(body)))
+        given = next(iter(body["arguments"].values()))
+        return {} if isinstance(given, dict) else [0.0] * len(given)
+
+    monkeypatch.setattr(Link, "call", noted)
+    reader, topic, most = settings().reader("http://nobody:1", to_gather=True), "t" * 127, (1 << 63) - 1
+    assert len(reader.mean_sizes([Range(topic, number, most - 1, most) for number in range(MOST_NAMED)])) == MOST_NAMED
+    reader.places({(topic, number): most for number in range(MOST_NAMED)})
+    assert len(sizes) == 8
+    assert max(sizes) <= Limits().body
 
 
 def test_large_requests_wait_for_their_turn_and_small_ones_do_not():
