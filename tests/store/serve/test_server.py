@@ -45,7 +45,7 @@ from messagestore.serve import server as serving
 from messagestore.serve import service as services
 from messagestore.serve.exchange import Exchange
 from messagestore.serve.hosted import Hosted
-from messagestore.serve.limits import MIB, Budget, BusyError, Limits
+from messagestore.serve.limits import MIB, SPARE_THREADS, Budget, BusyError, Limits
 from messagestore.serve.server import Server
 from messagestore.serve.service import Service
 from messagestore.spi import ColumnTexts, PlannedWrite, Range, StagedFile, Write, encode, store_host_of
@@ -163,6 +163,23 @@ def test_a_request_that_comes_byte_by_byte_is_ended(server: Server, monkeypatch:
             sock.sendall(b"y")
         except OSError:
             is_open = False
+
+
+def test_clients_that_do_not_end_their_heads_keep_no_probe_waiting(root: str, monkeypatch: pytest.MonkeyPatch):
+    """Nobody asked them for a token, and each had a thread for as long as `HEAD_S`."""
+    monkeypatch.setattr(serving, "HEAD_S", 600.0)
+    server = Server(Service(Hosted(root, SMALL), replace(LIMITS, connections=64, idle_s=600.0)))
+    server.start()
+    try:
+        slow = [connected(server) for _ in range(LIMITS.streams + SPARE_THREADS)]
+        for sock in slow:
+            sock.sendall(b"P")
+        until(lambda: not server._http.requests.idle)
+        probe = connected(server)
+        probe.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert said(probe).endswith(b"alive\n")
+    finally:
+        server.stop()
 
 
 def test_probes_are_answered_while_clients_send_slowly(root: str):
@@ -600,6 +617,10 @@ def test_only_the_paths_of_the_protocol_are_answered(server: Server, line: str, 
         "Content-Length: +2\r\n",
         "Content-Length: 0_2\r\n",
         "Content-Length: 2\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n",
+        "Content-Length : 2\r\n",
+        "Content-Length\t: 2\r\n",
+        "\x0bContent-Length: 2\r\n",
+        "Transfer-Encoding : chunked\r\n",
     ],
 )
 def test_a_body_whose_size_is_said_in_two_ways_is_no_request(server: Server, head: str):
