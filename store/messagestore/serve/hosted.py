@@ -103,8 +103,8 @@ class Hosted:
     def find(
         self, arguments: Any, store_id: str, is_gone: Callable[[], bool], most: int
     ) -> dict[tuple[str, int], list[int]]:
-        """The same for `find`, which may look through the whole store: by a reader of its own, for as long as its
-        client is there, and at most this many numbers.
+        """The numbers of all messages with one of some keys, by a reader of its own, which may look through the whole
+        store: for as long as the client is there, and at most this many numbers.
         """
         checked_arguments = bound(StoreReader, "find", arguments)
         with self.reading(is_gone) as store:

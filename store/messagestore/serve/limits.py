@@ -6,9 +6,9 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from messagestore.errors import ProtocolError, StoreError
 
@@ -18,10 +18,12 @@ SPARE_THREADS = 20
 _PROBE_THREADS = 4
 """Of these, threads that only probes use: a client that sends slowly has a thread for as long as it sends."""
 _LOOK_S = 1.0
-_LARGE, _LARGE_WAITING = 2, 6
-"""How many large requests that are no streams are answered at a time, and how many more wait for that. Each has a
-thread, and some are left for others.
+_LARGE = (2, 6)
+"""How many large requests that read are answered at a time, and how many more wait for that. Each has a thread, and
+some are left for others.
 """
+_LARGE_WRITES = (1, 4)
+"""The same for those that write, which do not wait for readers: the client of a commit that hears nothing gives up."""
 _M_ARENA_MAX = -8
 """glibc's malloc.h."""
 _HEAPS = 2
@@ -55,9 +57,9 @@ class Limits:
     connections : int
         Open connections; more are closed at once, without TLS after a 503.
     streams : int
-        Streams (`gather`, `stage`, `commit`, reports) at the same time.
+        Streams (`gather`, `stage`, `commit`, reports) and `find` at the same time.
     reports : int
-        Reports at the same time, each of which looks through the whole store; others wait for their turn.
+        Reports and `find` at the same time, each of which looks through the whole store; others wait for their turn.
     memory : int
         Memory for the buffers of all streams.
     body : int
@@ -103,6 +105,22 @@ class BusyError(StoreError):
         self.status, self.retry_after_s = status, retry_after_s
 
 
+@dataclass(slots=True)
+class Turns:
+    """Turns that few have at a time. They are given in the order in which they were asked for.
+
+    Parameters
+    ----------
+    most, most_waiting : int
+        How many have a turn, and how many wait for one.
+    """
+
+    most: int
+    most_waiting: int
+    taken: int = 0
+    waiting: deque[object] = field(default_factory=deque)
+
+
 class Budget:
     """Counts what is taken of the limits. Thread-safe.
 
@@ -116,8 +134,8 @@ class Budget:
     def __init__(self, limits: Limits, over: threading.Event | None = None) -> None:
         self.limits = limits
         self._over = over or threading.Event()
-        self.streams = self.reports = self.large = self.large_waiting = 0
-        self.memory = 0
+        self.streams = self.reports = self.memory = 0
+        self.large, self.large_writes = Turns(*_LARGE), Turns(*_LARGE_WRITES)
         self._changed = threading.Condition()
         self._due_s: dict[str, float] = defaultdict(float)
 
@@ -161,9 +179,7 @@ class Budget:
         """
         with self._changed:
             while self.reports >= self.limits.reports:
-                if is_gone() or self._over.is_set():
-                    raise ConnectionError("the client is gone")
-                self._changed.wait(_LOOK_S)
+                self._wait(is_gone)
             self.reports += 1
         try:
             yield
@@ -173,37 +189,53 @@ class Budget:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def large_request(self) -> Iterator[None]:
+    def large_request(self, is_gone: Callable[[], bool], *, writes: bool = False) -> Iterator[None]:
         """A turn to answer a request that names many things: it takes seconds of a processor, and much memory.
+
+        Parameters
+        ----------
+        is_gone : function
+            Whether nobody waits for the answer any more.
+        writes : bool
+            Whether the request writes: readers have turns of their own.
 
         Raises
         ------
         BusyError
-            Enough others wait for theirs.
+            Too many others wait for a turn.
         ConnectionError
-            The server ends.
+            The client went away before its turn, or the server ends.
         """
+        turns, place = self.large_writes if writes else self.large, object()
         with self._changed:
-            if self.large >= _LARGE and self.large_waiting >= _LARGE_WAITING:
+            count = len(turns.waiting)
+            if count >= turns.most_waiting and (count or turns.taken >= turns.most):
                 raise BusyError(
-                    f"{self.large} requests for many things are being answered, and {self.large_waiting} wait; no more "
-                    f"than {_LARGE_WAITING} may"
+                    f"{turns.taken} requests for many things are being answered, and {count} wait; no more than "
+                    f"{turns.most_waiting} may"
                 )
-            self.large_waiting += 1
+            turns.waiting.append(place)
             try:
-                while self.large >= _LARGE:
-                    if self._over.is_set():
-                        raise ConnectionError("the server ends")
-                    self._changed.wait(_LOOK_S)
+                while turns.taken >= turns.most or turns.waiting[0] is not place:
+                    self._wait(is_gone)
+                turns.taken += 1
             finally:
-                self.large_waiting -= 1
-            self.large += 1
+                turns.waiting.remove(place)
+                self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self.large -= 1
+                turns.taken -= 1
                 self._changed.notify_all()
+
+    def _wait(self, is_gone: Callable[[], bool] = lambda: False, most_s: float = _LOOK_S) -> None:
+        """Wait a moment for what others give back, which is free for the caller only after another look."""
+        if self._over.is_set():
+            raise ConnectionError("the server ends")
+        if is_gone():
+            raise ConnectionError("the client is gone")
+        self._changed.wait(min(most_s, _LOOK_S))
 
     def change(self, by: int) -> None:
         """Take memory, once there is enough, or give it back.
@@ -212,15 +244,19 @@ class Budget:
         ------
         BusyError
             Others did not give back enough within the idle time.
+        ConnectionError
+            The server ends.
         """
+        due_s = time.monotonic() + self.limits.idle_s
         with self._changed:
-            if by > 0 and not self._changed.wait_for(
-                lambda: self.memory + by <= self.limits.memory, self.limits.idle_s
-            ):
-                raise BusyError(
-                    f"the streams hold {self.memory:,} bytes, and {by:,} more would be over the {self.limits.memory:,} "
-                    f"that are allowed"
-                )
+            while by > 0 and self.memory + by > self.limits.memory:
+                left_s = due_s - time.monotonic()
+                if left_s <= 0:
+                    raise BusyError(
+                        f"the streams hold {self.memory:,} bytes, and {by:,} more would be over the "
+                        f"{self.limits.memory:,} that are allowed"
+                    )
+                self._wait(most_s=left_s)
             self.memory += by
             self._changed.notify_all()
 
@@ -267,7 +303,7 @@ class Room:
         by, self._size = size - self._size, size
         try:
             self._budget.change(by)
-        except BusyError:
+        except (BusyError, ConnectionError):
             self._size -= by
             raise
 

@@ -26,8 +26,8 @@ from messagestore.serve.access import OPERATE, READ, WRITE, Access, Everybody, c
 from messagestore.serve.counters import Counters, staged_text
 from messagestore.serve.exchange import CutError, Exchange
 from messagestore.serve.hosted import READS, REPORTS, Hosted, StoreReader, StoreWriter, bound
-from messagestore.serve.limits import Budget, BusyError, Limits, Room, StagedBytes
-from messagestore.spi.interface import GATHERED_ROWS, MOST_NAMED, Queue, Range
+from messagestore.serve.limits import Budget, BusyError, Limits, StagedBytes
+from messagestore.spi.interface import GATHERED_ROWS, MOST_NAMED, Range
 from messagestore.spi.wire import failures, frames, parts, values, versions
 
 PREFIX = "/v1/"
@@ -194,7 +194,7 @@ class _Request:
         self._streaming = False
         self._sending = threading.Lock()
         self._held = contextlib.ExitStack()
-        self._is_large = False
+        self._writes = False
 
     def answer(self) -> None:
         """Answer, whatever happens."""
@@ -208,7 +208,7 @@ class _Request:
             if isinstance(error, StoreError):
                 self._fail(error)
             else:
-                _log.info("%s %s of %s: the client is gone: %s", self.id, self.verb, self.client, error)
+                _log.info("%s %s of %s: ended without an answer: %s", self.id, self.verb, self.client, error)
         except Exception as error:  # noqa: BLE001 - a request must not end the server, and its client must be told
             self._fail(error)
         finally:
@@ -246,7 +246,7 @@ class _Request:
         if exchange.method != "POST":
             raise ProtocolError(f"found the method {exchange.method:.10}; allowed is POST")
 
-        self.verb = verb
+        self.verb, self._writes = verb, role == WRITE
         versions.check(exchange.header(versions.HEADER), "client", service.spoken)
         self._authorize(role)
 
@@ -270,6 +270,7 @@ class _Request:
         }
 
         calls.update({f"reader/{verb}": (self._read, READ) for verb in READS})
+        calls["reader/find"] = (self._find, READ)
         calls.update(dict.fromkeys(REPORTS, (self._report, READ)))
         return calls
 
@@ -288,26 +289,30 @@ class _Request:
 
     def _read(self) -> None:
         body = self._body()
-        store_id = values.checked(body.get("store", ""), str, f"{self.verb}.store")
         verb, arguments = self.verb.removeprefix("reader/"), body.get("arguments")
         with self.service.budget.room() as room:
             if verb == "sizes":
                 room.take(self._size_of_sizes(arguments))
-            if verb == "find":
-                value: Any = self._found(arguments, store_id, room)
-            else:
-                value = self.hosted.read(_reader_id(body), verb, arguments, store_id)
-            self._value(value)
+            self._value(self.hosted.read(_reader_id(body), verb, arguments, self._store_id(body)))
 
-    def _found(self, arguments: Any, store_id: str, room: Room) -> dict[Queue, list[int]]:
-        """What `find` finds. It reads what the index does not cover, so it is always a large request, and it ends with
-        its client.
+    def _store_id(self, body: dict[str, Any]) -> str:
+        store_id: str = values.checked(body.get("store", ""), str, f"{self.verb}.store")
+        return store_id
+
+    def _find(self) -> None:
+        """Look for keys. What the index does not cover is read, so this takes a place and a turn as a report does, and
+        ends with its client.
         """
-        self._take_turn()
-        found = self.hosted.find(arguments, store_id, self.exchange.is_gone, self.limits.memory // _NUMBER_SIZE)
-        size = _NUMBER_SIZE * sum(map(len, found.values()))
-        room.take(size if size > _SMALL_SIZE else 0)
-        return found
+        most = min(self.limits.memory // _NUMBER_SIZE, frames.MOST_VALUES // 2)  # what the client reads, at most
+        with self.service.budget.stream() as room:
+            with self._held:  # a search may take minutes, which no other large request waits for
+                body = self._body()
+            arguments, store_id, is_gone = body.get("arguments"), self._store_id(body), self.exchange.is_gone
+            with self.service.budget.report(is_gone):
+                found = self.hosted.find(arguments, store_id, is_gone, most)
+            size = _NUMBER_SIZE * sum(map(len, found.values()))
+            room.take(size if size > _SMALL_SIZE else 0)
+            self._value(found)
 
     def _size_of_sizes(self, arguments: Any) -> int:
         """What an answer of `sizes` takes in memory. A request may ask for the same range again and again."""
@@ -338,7 +343,7 @@ class _Request:
         room = self._held.enter_context(self.service.budget.room())
         text = self.exchange.rest(self.limits.body, lambda size: room.take(size if size > _SMALL_SIZE else 0))
         if sum(map(text.count, (b",", b"{", b"["))) > _MANY_VALUES:
-            self._take_turn()
+            self._held.enter_context(self.service.budget.large_request(self.exchange.is_gone, writes=self._writes))
         try:
             members = bounded_json(text.decode("utf-8"), _MOST_VALUES)
         except ValueError as error:
@@ -346,12 +351,6 @@ class _Request:
         if not isinstance(members, dict):
             raise ProtocolError("found a body that is not a JSON object")
         return {key: values.from_json(value, strict=True) for key, value in members.items()}
-
-    def _take_turn(self) -> None:
-        """Wait for a turn among large requests, unless this one has it."""
-        if not self._is_large:
-            self._held.enter_context(self.service.budget.large_request())
-            self._is_large = True
 
     def _value(self, value: Any) -> None:
         self.exchange.answer(200, {"value": values.to_json(value)}, self._headers())

@@ -117,6 +117,11 @@ def until(fact: Callable[[], bool], timeout_s: float = 30.0) -> None:
         time.sleep(0.01)
 
 
+def stays() -> bool:
+    """A client that does not go away."""
+    return False
+
+
 def staged_names(root: str) -> list[str]:
     folder = Path(root, "spark", "staging")
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
@@ -333,14 +338,131 @@ def test_large_requests_wait_for_their_turn_and_small_ones_do_not():
     budget = Budget(Limits())
     with contextlib.ExitStack() as turns:
         for _ in range(2):
-            turns.enter_context(budget.large_request())
-        later = [budget.large_request() for _ in range(6)]
+            turns.enter_context(budget.large_request(stays))
+        later = [budget.large_request(stays) for _ in range(6)]
         for turn in later:
             threading.Thread(target=turn.__enter__, daemon=True).start()
-        until(lambda: budget.large_waiting == 6)
+        until(lambda: len(budget.large.waiting) == 6)
         with pytest.raises(BusyError, match="2 requests for many things are being answered, and 6 wait"):
-            turns.enter_context(budget.large_request())
-    until(lambda: (budget.large, budget.large_waiting) == (2, 4))
+            turns.enter_context(budget.large_request(stays))
+    until(lambda: (budget.large.taken, len(budget.large.waiting)) == (2, 4))
+
+
+def test_large_requests_are_answered_in_the_order_in_which_they_came():
+    budget, order = Budget(Limits()), list[int]()
+
+    def asks(number: int) -> None:
+        with budget.large_request(stays):
+            order.append(number)
+
+    with contextlib.ExitStack() as turns:
+        first = turns.enter_context(contextlib.ExitStack())
+        first.enter_context(budget.large_request(stays))
+        turns.enter_context(budget.large_request(stays))
+        threads = [threading.Thread(target=asks, args=(number,)) for number in range(4)]
+        for number, thread in enumerate(threads):
+            thread.start()
+            until(lambda count=number + 1: len(budget.large.waiting) == count)  # type: ignore[misc]
+        budget.large.most_waiting = 4
+        with budget._changed:  # nobody who waits looks before a newcomer does
+            first.close()
+            assert budget.large.taken == 1
+            with pytest.raises(BusyError, match="1 requests for many things are being answered, and 4 wait"):
+                turns.enter_context(budget.large_request(stays))
+        for thread in threads:
+            thread.join()
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_large_request_waits_no_longer_than_its_client(monkeypatch: pytest.MonkeyPatch):
+    """It kept its place among those that wait. Who comes behind it gets a turn."""
+    monkeypatch.setattr("messagestore.serve.limits._LOOK_S", 0.05)
+    over, gone = threading.Event(), threading.Event()
+    budget, ends = Budget(Limits(), over), list[str]()
+
+    def asks(is_gone: Callable[[], bool]) -> None:
+        with pytest.raises(ConnectionError) as caught, budget.large_request(is_gone):
+            pass
+        ends.append(str(caught.value))
+
+    with contextlib.ExitStack() as turns:
+        for _ in range(2):
+            turns.enter_context(budget.large_request(stays))
+        threads = [threading.Thread(target=asks, args=(is_gone,)) for is_gone in (gone.is_set, stays)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(budget.large.waiting) == 2)
+        gone.set()
+        until(lambda: len(budget.large.waiting) == 1)
+        assert ends == ["the client is gone"]
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert ends[1:] == ["the server ends"]
+    assert (budget.large.taken, len(budget.large.waiting)) == (0, 0)
+
+
+def test_a_large_request_whose_client_has_left_gives_its_place_back(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(services, "_MANY_VALUES", 1)
+    monkeypatch.setattr("messagestore.serve.limits._LOOK_S", 0.05)
+    budget = server.service.budget
+    body = b'{"reader": "a", "arguments": {"queues": []}}'
+    with contextlib.ExitStack() as turns:
+        for _ in range(2):
+            turns.enter_context(budget.large_request(stays))
+        sock = connected(server)
+        sock.sendall(f"POST /v1/reader/begins HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: len(budget.large.waiting) == 1)
+        sock.close()
+        until(lambda: not budget.large.waiting)
+
+
+def test_a_large_commit_does_not_wait_for_those_who_read(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """Its client hears nothing meanwhile, and gives up after 15 s."""
+    commit, budget = commit_of(server, settings(0.3), None), server.service.budget
+    monkeypatch.setattr(services, "_MANY_VALUES", 1)
+    with contextlib.ExitStack() as turns:
+        for _ in range(2):
+            turns.enter_context(budget.large_request(stays))
+        budget.large.most_waiting = 0
+        assert commit().result.status == "appended"
+        turns.enter_context(budget.large_request(stays, writes=True))
+        budget.large_writes.most_waiting = 0
+        with pytest.raises(StoreUnavailableError, match="1 requests for many things are being answered, and 0 wait"):
+            commit()
+
+
+def test_searches_wait_for_each_other_and_no_large_request_for_them(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """Two clients that may only read kept commits and reads of all others waiting for as long as they searched."""
+    monkeypatch.setattr(services, "_MANY_VALUES", 1)
+    monkeypatch.setattr("messagestore.serve.limits._LOOK_S", 0.05)
+    find, goes_on, searching = LocalReader.find, threading.Event(), list[int]()
+
+    def slow(store: LocalReader, *arguments: Any, **options: Any) -> Any:
+        searching.append(1)
+        assert goes_on.wait(30)
+        return find(store, *arguments, **options)
+
+    monkeypatch.setattr(LocalReader, "find", slow)
+    reader, budget, found = settings().reader(server.url), server.service.budget, list[Any]()
+    finds = [
+        threading.Thread(target=lambda: found.append(settings().reader(server.url).find(["t"], ["k1"])))
+        for _ in range(LIMITS.reports + 1)
+    ]
+    try:
+        for thread in finds:
+            thread.start()
+        until(lambda: budget.streams == len(finds) and len(searching) == LIMITS.reports)
+        until(lambda: budget.large.taken == 0)
+        assert reader.begins([("t", 0), ("t", 1)]) == {("t", 0): 0, ("t", 1): 0}
+        assert (budget.reports, len(searching)) == (LIMITS.reports, LIMITS.reports)
+    finally:
+        goes_on.set()
+        for thread in finds:
+            thread.join()
+    with contextlib.closing(LocalReader(server.service.hosted.root, SMALL)) as here:
+        assert found == [here.find(["t"], ["k1"])] * len(finds)
+    until(lambda: (budget.streams, budget.reports, budget.memory) == (0, 0, 0))
 
 
 def test_a_large_request_takes_a_turn_and_gives_it_back(server: Server, monkeypatch: pytest.MonkeyPatch):
@@ -349,22 +471,24 @@ def test_a_large_request_takes_a_turn_and_gives_it_back(server: Server, monkeypa
     few, many = [("t", 0)], [("t", number) for number in range(100)]
     with contextlib.ExitStack() as turns:
         for _ in range(2):
-            turns.enter_context(budget.large_request())
-        monkeypatch.setattr("messagestore.serve.limits._LARGE_WAITING", 0)
+            turns.enter_context(budget.large_request(stays))
+        budget.large.most_waiting = 0
         assert len(reader.begins(few)) == 1
-        for ask in (lambda: reader.begins(many), lambda: reader.find(["t"], ["k"])):
+        assert reader.find(["t"], ["k"]) == {}
+        for ask in (lambda: reader.begins(many), lambda: reader.find(["t"], [str(number) for number in range(100)])):
             with pytest.raises(StoreUnavailableError, match="2 requests for many things are being answered"):
                 ask()
     assert len(reader.begins(many)) == 100
     ranges = [Range("t", 0, number % 30, number % 30 + 1) for number in range(100)]
     stream = reader.gather(ranges)
     next(stream)
-    assert budget.large == 0  # a stream has its own limit, and may last for long
+    assert budget.large.taken == 0  # a stream has its own limit, and may last for long
     assert sum(len(part.sizes) for part in stream) == 99
     until(lambda: budget.memory == 0)
 
 
-def test_a_key_of_too_many_messages_takes_no_memory(tmp_path: Path):
+def test_a_key_of_too_many_messages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The server finds no more than it has room for, and than its client reads."""
     filled(tmp_path / "store", 4)
     with MessageStore.open(tmp_path / "store", SMALL) as store:
         for number in range(40):
@@ -376,6 +500,9 @@ def test_a_key_of_too_many_messages_takes_no_memory(tmp_path: Path):
         with pytest.raises(ConfigError, match="found more than 39 messages of topic 't' that may have them"):
             reader.find(["t"], ["k"])
         assert reader.find(["t"], ["none"]) == {}
+        monkeypatch.setattr(frames, "MOST_VALUES", 70)
+        with pytest.raises(ConfigError, match="found more than 35 messages of topic 't' that may have them"):
+            reader.find(["t"], ["k"])
     finally:
         server.stop()
 
@@ -392,9 +519,10 @@ def test_a_search_whose_client_has_left_stops(server: Server, monkeypatch: pytes
     sock = connected(server)
     sock.sendall(f"POST /v1/reader/find HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     until(lambda: len(rounds) > 2)
-    assert server.service.budget.large == 1
+    budget = server.service.budget
+    assert (budget.streams, budget.reports) == (1, 1)
     sock.close()
-    until(lambda: server.service.budget.large == 0)
+    until(lambda: (budget.streams, budget.reports) == (0, 0))
 
 
 def test_names_that_a_client_has_asked_about_do_not_add_up(root: str, monkeypatch: pytest.MonkeyPatch):
@@ -1103,13 +1231,20 @@ def test_a_drain_ends_although_another_process_writes(root: str):
 
 
 def test_nobody_waits_for_a_server_that_ends():
-    """Neither for what a rate allows, nor for a turn to look through the store."""
+    """Neither for what a rate allows, nor for memory, nor for a turn to look through the store."""
     over = threading.Event()
-    budget = Budget(Limits(rate=1, reports=1), over)
-    over.set()
+    budget = Budget(Limits(rate=1, reports=1, memory=100), over)
+    with budget.stream() as one, budget.stream() as other:
+        one.take(70)
+        other.take(20)
+        threading.Timer(0.2, over.set).start()
+        with pytest.raises(ConnectionError, match="the server ends"):
+            other.take(40)
+        assert (budget.memory, other._size) == (90, 20)
+    assert budget.memory == 0
     with pytest.raises(ConnectionError, match="ends"):
         budget.pace("a", 1_000_000)
-    with budget.report(lambda: False), pytest.raises(ConnectionError), budget.report(lambda: False):
+    with budget.report(stays), pytest.raises(ConnectionError, match="the server ends"), budget.report(stays):
         pass
 
 

@@ -73,7 +73,7 @@ def serve(
         typer.Option(
             "--reports",
             min=1,
-            help="The most reports (`status`, `lag` and others) at a time; more wait.",
+            help="The most reports (`status`, `lag` and others) and searches for keys at a time; more wait.",
         ),
     ] = 2,
     memory: Annotated[
