@@ -291,7 +291,7 @@ def _bounded(value: Any, where: str) -> Any:
         return value
     if len(value) > MOST_NAMED:
         raise ProtocolError(f"{where}: found {len(value):,} values; allowed are {MOST_NAMED:,}. Ask for parts of them")
-    if isinstance(value, list) and all(isinstance(item, str | tuple) for item in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, str | tuple) for item in value):
         return list(dict.fromkeys(value))  # ranges stay: each has its own place in the answer
     return value
 

@@ -103,6 +103,15 @@ class ServedStore:
                     value=path,
                 )
 
+        limits = limits or Limits()
+        if limits.body > limits.memory:
+            raise ConfigError(
+                f"--body: found {limits.body:,} bytes, and {limits.memory:,} for --memory; allowed is a body that has "
+                f"room there, because a larger one waits for it in vain. Give less for --body, or more for --memory",
+                key="--body",
+                value=limits.body,
+            )
+
         certificates = Certificates(cert_file, key_file, client_ca_file) if cert_file else None
         access = Tokens(token_file) if token_file else None
         self.instance_id = uuid.uuid4().hex

@@ -44,7 +44,7 @@ _SIZE_SIZE = 40
 _NUMBER_SIZE = 128
 """About what a number that `find` has found takes in memory."""
 _SMALL_SIZE = 1024 * 1024
-"""What is below counts not among `--memory`, which reads and writes may hold for long."""
+"""Less than this does not count towards `--memory`, which reads and writes may hold for long."""
 _MANY_VALUES = 16_384
 """A body with more JSON values makes its request a large one; each takes some 170 bytes of memory until the answer."""
 _MOST_VALUES = 16 * MOST_NAMED
@@ -228,7 +228,10 @@ class _Request:
         exchange, service = self.exchange, self.service
         if self._is_one_too_many:
             exchange.lingers = False  # its thread is wanted by probes
-            raise BusyError(f"{self.limits.requests} requests are being answered, and no more are (--streams)")
+            raise BusyError(
+                f"{self.limits.requests} requests are being answered; no more are taken. Raise --streams, or come back "
+                f"later"
+            )
         if service.draining:
             raise BusyError("the server is being stopped; another one will take its place")
         if service.recovering:
@@ -339,7 +342,7 @@ class _Request:
             return bound(kind, self.verb, self._body().get("arguments"))
 
     def _body(self) -> dict[str, Any]:
-        """The body of a request. What all verbs may ask for is bounded here, and in `bound`."""
+        """The body of a request other than `stage`. What it may ask for is bounded here, and in `bound`."""
         room = self._held.enter_context(self.service.budget.room())
         text = self.exchange.rest(self.limits.body, lambda size: room.take(size if size > _SMALL_SIZE else 0))
         if sum(map(text.count, (b",", b"{", b"["))) > _MANY_VALUES:

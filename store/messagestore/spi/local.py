@@ -260,7 +260,7 @@ class LocalReader:
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The bytes at a place, as a record."""
         view = self._view
-        if not 0 <= size <= _MOST_SIZE:  # no record: nobody may have a whole log read by one call
+        if not 0 <= size <= _MOST_SIZE:  # more than a record can have
             return LastRecord(position, size, NOT_REACHED)
         crc = view.record_crc(position, size)
         if crc is NoBytes.DELETED:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from messagestore import MessageStore, NotAStoreError, StoreLockedError, StoreUnavailableError
+from messagestore import ConfigError, MessageStore, NotAStoreError, StoreLockedError, StoreUnavailableError
 from messagestore.files import file_systems
 from messagestore.files.disk import Disk
 from messagestore.serve import lifecycle
@@ -66,6 +66,13 @@ def serving(root: str) -> Iterator[Callable[..., ServedStore]]:
     yield serve
     for server in started:
         server.stop(0.0)
+
+
+def test_a_body_needs_room_in_the_memory(root: str) -> None:
+    """One that has none waited for it as long as `--idle`, got 503, and was sent again."""
+    with pytest.raises(ConfigError, match="--body: found 33,554,432 bytes, and 16,777,216 for --memory; allowed is"):
+        ServedStore(root, SMALL, limits=Limits(body=32 * MIB, memory=16 * MIB))
+    ServedStore(root, SMALL, limits=Limits(body=16 * MIB, memory=16 * MIB))
 
 
 def test_a_full_disk_is_not_ready_until_there_is_room(serving: Callable[..., ServedStore]) -> None:
