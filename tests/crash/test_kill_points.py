@@ -15,6 +15,7 @@ from crash import images
 from crash.harness import Promise, check_store, no_thread_warnings, run_until_killed
 from crash.images import Death, Story
 from crash.judge import Crash, judge
+from crash.memdisk import MemDisk
 from crash.simdisk import KillDisk, Operation
 from crash.workloads import BASIC, WORKLOADS, Bases, copy_of
 
@@ -83,7 +84,7 @@ def test_on_a_real_disk(name: str, scratch: Path) -> None:
     for at in (None, 25, 40, 55):
         root = scratch / f"store-{at}"
         bases.root.mkdir(exist_ok=True)
-        story_disk = images.MemDisk(bases.root, base.content)
+        story_disk = MemDisk(bases.root, base.content)
         story_disk.write_to(root)
         promise = run_until_killed(root, workload.all_steps, KillDisk(at), workload.config, copy_of(base.promise))
         check_store(root, promise, workload.config)
