@@ -34,7 +34,7 @@ from crash.counts import Counts, again
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MODULES = os.pathsep.join(str(_ROOT / name) for name in ("faults", "tests"))
-_JOB_LIMIT_S = 3600.0
+_JOB_LIMIT_S = 1800.0
 _WAITING = 2
 """So many jobs that wait run beside those that compute."""
 
