@@ -42,7 +42,7 @@ from crash.distant_hosts import DELAYS_MS, QUEUES, ROWS, Host
 from crash.judge import Verdict
 from crash.power import CannotMountError, loop_mount
 from crash.proxy import Fault, Proxy
-from messagestore import MessageStore, ReadOnlyStore
+from messagestore import CommitUnknownError, MessageStore, ReadOnlyStore
 from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.inspect.verify import verify
 from messagestore.spi import connections
@@ -252,10 +252,13 @@ class _Query:
     def _failed(self, failure: BaseException | None) -> None:
         """Judge an error, put right what is wrong, and do with the checkpoint what the guide says."""
         words = f"{type(failure).__name__}: {failure}"
+        told = failure  # a commit without an answer is unknown, whatever refuses it when it is sent again: that is the cause
+        if isinstance(failure, CommitUnknownError) and failure.__cause__ is not None:
+            told = failure.__cause__
         self._afar.tally[f"{self._kind or 'nothing'}: query failed with {type(failure).__name__}"] += 1
         if self._kind not in SAID:
             self.verdict.misread.append(f"the query failed because of {self._kind or 'nothing'}: {words}")
-        elif not re.match(SAID[self._kind], words, re.DOTALL):
+        elif not re.match(SAID[self._kind], f"{type(told).__name__}: {told}", re.DOTALL):
             self.verdict.misread.append(f"the query did not say {SAID[self._kind]!r}, but: {words}")
         self._afar.host.heal()
         if self._kind == "older copy" and type(failure).__name__ == "LostBatchesError":
