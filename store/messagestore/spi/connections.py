@@ -396,9 +396,9 @@ class Connection:
         return values.from_json(self._body()["value"], strict=False)
 
     def _body(self) -> dict[str, Any]:
-        response = self._checked()
+        text = self._text(self._checked())
         try:
-            answer = bounded_json(self._text(response).decode("utf-8"), frames.MOST_VALUES)
+            answer = bounded_json(text.decode("utf-8"), frames.MOST_VALUES)
             if not isinstance(answer, dict) or "value" not in answer:
                 raise ValueError("found no value")
         except ValueError as error:
@@ -409,7 +409,10 @@ class Connection:
         """The body of an answer that is no stream; not every server at an address is one of ours."""
         text = response.read(HEAD_LIMIT + 1)
         if len(text) > HEAD_LIMIT:
-            raise ProtocolError(f"{self._link.url}: found an answer of more than {HEAD_LIMIT:,} bytes")
+            raise ProtocolError(
+                f"{self._link.url}: found an answer of more than {HEAD_LIMIT:,} bytes, which no store's server gives. "
+                f"Give the URL of one"
+            )
         if response.length:  # `read` with a size does not say that it was cut
             raise http.client.IncompleteRead(text, response.length)
         return text
