@@ -279,7 +279,7 @@ def _load_anything(queue: MappedFileQueue) -> None:
     queue.set_offsets(offsets)
 
 
-def _pretend(lock: WriterLock, timeout_s: float, *, description: str) -> None:
+def _pretend(lock: WriterLock, timeout_s: float, *, description: str, waits: Callable[[], bool]) -> None:
     lock._held = True
     lock._open()
 
